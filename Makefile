@@ -1,0 +1,47 @@
+# Offramp: `make demo` and `make test` work on a fresh clone.
+#   PYTHON=python3.11 make test              another interpreter
+#   make demo TORCH_FLAGS='--index-url URL'  another build of torch (README, "Install")
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_FLAGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: $(VENV)/.demo  ## make .venv, install, train a small model with off-ramps and show what it saves
+	$(BIN)/offramp demo
+
+test: lint  ## make .venv, install, check style and types, run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test  ## style (ruff) and types (mypy) only
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+clean:  ## remove the environment, caches and build leftovers; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone: it is the big one, and a build chosen here is kept by what follows.
+$(VENV)/.torch: constraints.txt
+	@echo "installing $(TORCH) into $(VENV) (once; some minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(TORCH_FLAGS) --constraint constraints.txt '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "installing offramp with what the demo needs"
+	@$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "installing offramp with what the tests need"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev,demo,data]'
+	@touch $@ $(VENV)/.demo

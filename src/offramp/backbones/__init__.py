@@ -1,0 +1,116 @@
+"""Hugging Face parameters by reference → an `Encoder` of half-layers. One file per model family; the folder is the list.
+
+A backbone file exports `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head`. Files whose
+name starts with an underscore are shared pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+
+from offramp.core.attention import Layout, Scores
+from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Layer(Protocol):
+    """One Transformer layer in two halves, each with its own residual and norm inside."""
+
+    cost: LayerCost
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, where: Layout, scores: bool, key_bias: Tensor | None
+    ) -> tuple[Tensor, Scores | None]:
+        """`queries` are some (or, as the same tensor, all) of the tokens whose states are `keys`."""
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Feed-forward half."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A backbone taken apart for the packed loop; shares parameters with the Hugging Face model it came from."""
+
+    embed: Callable[[Packed], Tensor]
+    layers: Sequence[Layer]
+    final: Callable[[Tensor], Tensor]  # norm before every head, identity where the family has none
+    hidden: int
+    positions: int  # the longest row the backbone can take
+    embed_cost: HeadCost = HeadCost(0, 0)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The model's own Hugging Face head on packed states that already went through `Encoder.final`."""
+
+    apply: Callable[[Packed], Tensor]
+    cost: HeadCost
+
+
+def row_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:
+    """A head that reads each row's first token."""
+    return Head(lambda packed: apply(packed.first()), HeadCost(linear_macs(*modules), 0))
+
+
+def token_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:
+    """A head applied to every token."""
+    return Head(lambda packed: apply(packed.states), HeadCost(0, linear_macs(*modules)))
+
+
+def linear_macs(*modules: nn.Module) -> int:
+    """Multiply-accumulates of the linear layers in `modules`, applied once each."""
+    parts = [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(part.in_features * part.out_features for part in parts)
+
+
+def names() -> list[str]:
+    """The backbones there are: the files of this folder."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+
+
+def find(model_type: str) -> Any:
+    """The backbone module for a Hugging Face `model_type`."""
+    modules = [import_module(f"{__name__}.{name}") for name in names()]
+    for module in modules:
+        if model_type in module.MODEL_TYPES:
+            return module
+    known = ", ".join(sorted(kind for module in modules for kind in module.MODEL_TYPES))
+    raise OfframpError(
+        "a backbone Offramp can run packed",
+        f"a model of type {model_type!r}",
+        f"use one of: {known}; or add one file under backbones/ (see CONTRIBUTING.md)",
+    )
+
+
+def encoder(model: PreTrainedModel) -> Encoder:
+    """Any supported Hugging Face model as an `Encoder`."""
+    made: Encoder = find(model.config.model_type).encoder(model)
+    return made
+
+
+def head(model: PreTrainedModel, auto_class: str) -> Head:
+    """The model's own head for a task."""
+    module = find(model.config.model_type)
+    made: Head | None = module.head(model, auto_class)
+    if made is None:
+        raise OfframpError(
+            f"a head for {auto_class}",
+            f"a {model.config.model_type} model, whose backbone file has none",
+            "pick another task or backbone, or add the head to the backbone file",
+        )
+    return made

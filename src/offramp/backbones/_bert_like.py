@@ -1,0 +1,53 @@
+"""What BERT, RoBERTa and ELECTRA share: the same layer attributes and the same plain heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from offramp.backbones import Head, token_head
+from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.packed import Packed
+
+
+def layers(stack: Any, heads: int) -> list[PostNorm]:
+    """The layers of a `…Encoder.layer` list."""
+    return [PostNorm(_sublayers(layer), heads) for layer in stack]
+
+
+def _sublayers(layer: Any) -> Sublayers:
+    own, out = layer.attention.self, layer.attention.output
+    return Sublayers(
+        query=own.query,
+        key=own.key,
+        value=own.value,
+        attention_dropout=own.dropout,
+        out=out.dense,
+        out_dropout=out.dropout,
+        attention_norm=out.LayerNorm,
+        up=layer.intermediate.dense,
+        activation=layer.intermediate.intermediate_act_fn,
+        down=layer.output.dense,
+        down_dropout=layer.output.dropout,
+        feed_norm=layer.output.LayerNorm,
+    )
+
+
+def embed(embeddings: Any, packed: Packed, first_position: int = 0) -> Tensor:
+    """Word, type and position embeddings of packed tokens."""  # [tokens, hidden]
+    made: Tensor = embeddings(
+        input_ids=packed.tokens["id"][None],
+        token_type_ids=packed.tokens["type"][None],
+        position_ids=packed.tokens["position"][None] + first_position,
+    )
+    return made[0]
+
+
+def plain_token_head(model: Any, auto_class: str) -> Head | None:
+    """Tagging and question-answering heads, the same one linear layer everywhere."""
+    if auto_class == "AutoModelForTokenClassification":
+        return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
+    if auto_class == "AutoModelForQuestionAnswering":
+        return token_head(model.qa_outputs, model.qa_outputs)
+    return None

@@ -1,0 +1,72 @@
+"""The classic layer: attention, add, norm; feed-forward, add, norm. Shared by BERT and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.cost import LayerCost
+
+
+@dataclass(frozen=True)
+class Sublayers:
+    """The modules of a post-norm layer, whatever the family calls them."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attention_dropout: nn.Dropout
+    out: nn.Linear
+    out_dropout: nn.Module
+    attention_norm: nn.LayerNorm
+    up: nn.Linear
+    activation: Callable[[Tensor], Tensor]
+    down: nn.Linear
+    down_dropout: nn.Module
+    feed_norm: nn.LayerNorm
+
+
+class PostNorm:
+    """A post-norm layer in halves. While no gradient is recorded, Q, K and V are one fused product."""
+
+    def __init__(self, parts: Sublayers, heads: int) -> None:
+        self.parts, self.heads = parts, heads
+        self._fused: tuple[tuple[int, ...], Tensor, Tensor] | None = None
+        wide, inner, up = parts.query.in_features, parts.query.out_features, parts.up.out_features
+        self.cost = LayerCost(
+            query=2.0 * wide * inner, key=2.0 * wide * inner, pair=2.0 * inner, feed=2.0 * wide * up
+        )
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """Attention half: projections, attention over each row's own keys, output projection, add, norm."""
+        p = self.parts
+        if queries is keys and not torch.is_grad_enabled():
+            weight, bias = self._fuse()
+            q, k, v = F.linear(keys, weight, bias).chunk(3, dim=1)
+        else:
+            q, k, v = p.query(queries), p.key(keys), p.value(keys)
+        dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
+        mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias))
+        return p.attention_norm(queries + p.out_dropout(p.out(mixed))), seen
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Feed-forward half."""
+        p = self.parts
+        y: Tensor = p.feed_norm(x + p.down_dropout(p.down(p.activation(p.up(x)))))
+        return y
+
+    def _fuse(self) -> tuple[Tensor, Tensor]:
+        """Q, K and V as one matrix, made anew when any of them changed."""
+        sources = [t for m in (self.parts.query, self.parts.key, self.parts.value) for t in (m.weight, m.bias)]
+        stamp = tuple(n for t in sources for n in (t.data_ptr(), t._version))
+        if self._fused is None or self._fused[0] != stamp:
+            weight, bias = torch.cat(sources[0::2]).detach(), torch.cat(sources[1::2]).detach()
+            self._fused = (stamp, weight, bias)
+        return self._fused[1], self._fused[2]

@@ -1,0 +1,32 @@
+"""BERT, and every checkpoint of its shape (MiniLM, bge, e5 …)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from offramp.backbones import Encoder, Head, row_head, token_head
+from offramp.backbones._bert_like import embed, layers, plain_token_head
+
+MODEL_TYPES = ("bert",)
+
+
+def encoder(model: Any) -> Encoder:
+    """`BertModel` (or a model that holds one) for the packed loop."""
+    base, config = model.base_model, model.config
+    stack = layers(base.encoder.layer, config.num_attention_heads)
+    return Encoder(partial(embed, base.embeddings), stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForSequenceClassification":
+        pooler = model.bert.pooler
+        return row_head(
+            lambda x: model.classifier(model.dropout(pooler.activation(pooler.dense(x)))), pooler, model.classifier
+        )
+    if auto_class == "AutoModelForMaskedLM":
+        return token_head(model.cls, model.cls)
+    return plain_token_head(model, auto_class)

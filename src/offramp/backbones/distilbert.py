@@ -1,0 +1,60 @@
+"""DistilBERT: post-norm layers under other names, no token types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offramp.backbones import Encoder, Head, row_head, token_head
+from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.packed import Packed
+
+MODEL_TYPES = ("distilbert",)
+
+
+def _sublayers(block: Any) -> Sublayers:
+    attention, feed = block.attention, block.ffn
+    return Sublayers(
+        query=attention.q_lin,
+        key=attention.k_lin,
+        value=attention.v_lin,
+        attention_dropout=attention.dropout,
+        out=attention.out_lin,
+        out_dropout=nn.Identity(),
+        attention_norm=block.sa_layer_norm,
+        up=feed.lin1,
+        activation=feed.activation,
+        down=feed.lin2,
+        down_dropout=feed.dropout,
+        feed_norm=block.output_layer_norm,
+    )
+
+
+def encoder(model: Any) -> Encoder:
+    """`DistilBertModel` for the packed loop."""
+    base, config = model.base_model, model.config
+
+    def words(packed: Packed) -> Tensor:
+        ids, positions = packed.tokens["id"][None], packed.tokens["position"][None]
+        made: Tensor = base.embeddings(input_ids=ids, position_ids=positions)
+        return made[0]
+
+    stack = [PostNorm(_sublayers(block), config.n_heads) for block in base.transformer.layer]
+    return Encoder(words, stack, nn.Identity(), config.dim, config.max_position_embeddings)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForSequenceClassification":
+        first, last = model.pre_classifier, model.classifier
+        return row_head(lambda x: last(model.dropout(torch.relu(first(x)))), first, last)
+    if auto_class == "AutoModelForTokenClassification":
+        return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
+    if auto_class == "AutoModelForQuestionAnswering":
+        return token_head(lambda x: model.qa_outputs(model.dropout(x)), model.qa_outputs)
+    if auto_class == "AutoModelForMaskedLM":
+        first, norm, last = model.vocab_transform, model.vocab_layer_norm, model.vocab_projector
+        return token_head(lambda x: last(norm(model.activation(first(x)))), first, last)
+    return None

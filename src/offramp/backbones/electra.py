@@ -1,0 +1,39 @@
+"""ELECTRA: BERT's layers, embeddings that may be narrower and then projected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
+from offramp.backbones._bert_like import embed, layers, plain_token_head
+from offramp.core.cost import HeadCost
+from offramp.core.packed import Packed
+
+MODEL_TYPES = ("electra",)
+
+
+def encoder(model: Any) -> Encoder:
+    """`ElectraModel` for the packed loop."""
+    base, config = model.base_model, model.config
+    narrow = config.embedding_size != config.hidden_size
+    project: nn.Module = base.embeddings_project if narrow else nn.Identity()
+
+    def words(packed: Packed) -> Tensor:
+        made: Tensor = project(embed(base.embeddings, packed))
+        return made
+
+    stack = layers(base.encoder.layer, config.num_attention_heads)
+    price = HeadCost(0, linear_macs(project))
+    return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForSequenceClassification":
+        return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
+    if auto_class == "AutoModelForMaskedLM":
+        first, last = model.generator_predictions, model.generator_lm_head
+        return token_head(lambda x: last(first(x)), first, last)
+    return plain_token_head(model, auto_class)

@@ -1,0 +1,84 @@
+"""ModernBERT: norm first, rotary positions, gated feed-forward, most layers see a sliding window.
+
+Rotations and windows use each token's original position, so dropping tokens moves nobody closer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
+from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.packed import Packed
+
+MODEL_TYPES = ("modernbert",)
+
+
+class PreNormRotary:
+    """One ModernBERT layer in halves."""
+
+    def __init__(self, layer: Any, rotary: Any, config: Any) -> None:
+        self.layer, self.rotary, self.heads = layer, rotary, config.num_attention_heads
+        self.window = config.sliding_window if layer.attention_type == "sliding_attention" else None
+        wide, up = config.hidden_size, config.intermediate_size
+        self.cost = LayerCost(query=2.0 * wide * wide, key=2.0 * wide * wide, pair=2.0 * wide, feed=3.0 * wide * up)
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """Attention half: norm, rotate, attend, add."""
+        own = self.layer.attn
+        if queries is keys:
+            q, k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)
+        else:
+            k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)[1:]
+            q = own.Wqkv(self.layer.attn_norm(queries)).chunk(3, dim=1)[0]
+        q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
+        dropout = own.attention_dropout if own.training else 0.0
+        mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, self.window, scores, key_bias))
+        return queries + own.out_drop(own.Wo(mixed)), seen
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Feed-forward half."""
+        y: Tensor = x + self.layer.mlp(self.layer.mlp_norm(x))
+        return y
+
+    def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        cos, sin = self.rotary(x.float(), position[None], self.layer.attention_type)
+        heads = x.float().view(x.shape[0], self.heads, -1)  # [tokens, heads, width]
+        left, right = heads.chunk(2, dim=-1)
+        turned = heads * cos[0, :, None] + torch.cat((-right, left), -1) * sin[0, :, None]
+        return turned.to(x.dtype).reshape(x.shape)
+
+
+def encoder(model: Any) -> Encoder:
+    """`ModernBertModel` for the packed loop; its final norm stands before every exit."""
+    base, config = model.base_model, model.config
+    stack = [PreNormRotary(layer, base.rotary_emb, config) for layer in base.layers]
+
+    def words(packed: Packed) -> Tensor:
+        made: Tensor = base.embeddings(input_ids=packed.tokens["id"][None])
+        return made[0]
+
+    return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForMaskedLM":
+        return token_head(lambda x: model.decoder(model.head(x)), model.head, model.decoder)
+
+    def apply(x: Tensor) -> Tensor:
+        logits: Tensor = model.classifier(model.drop(model.head(x)))
+        return logits
+
+    if auto_class == "AutoModelForSequenceClassification":
+        if model.config.classifier_pooling == "cls":
+            return row_head(apply, model.head, model.classifier)
+        macs = linear_macs(model.head, model.classifier)
+        return Head(lambda packed: apply(packed.mean()), HeadCost(macs, 0))
+    return token_head(apply, model.head, model.classifier)

@@ -1,0 +1,31 @@
+"""RoBERTa and XLM-R. Positions start after the padding index."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from offramp.backbones import Encoder, Head, row_head, token_head
+from offramp.backbones._bert_like import embed, layers, plain_token_head
+
+MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
+
+
+def encoder(model: Any) -> Encoder:
+    """`RobertaModel` and kin for the packed loop."""
+    base, config = model.base_model, model.config
+    stack = layers(base.encoder.layer, config.num_attention_heads)
+    words = partial(embed, base.embeddings, first_position=base.embeddings.padding_idx + 1)
+    longest = config.max_position_embeddings - base.embeddings.padding_idx - 1
+    return Encoder(words, stack, nn.Identity(), config.hidden_size, longest)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForSequenceClassification":
+        return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
+    if auto_class == "AutoModelForMaskedLM":
+        return token_head(model.lm_head, model.lm_head)
+    return plain_token_head(model, auto_class)

@@ -1,0 +1,1 @@
+"""From what a user can afford to a method's settings."""

@@ -1,0 +1,193 @@
+"""The command line: plain typed functions. Heavy imports wait until a command runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from offramp.errors import OfframpError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Transformers that spend only the compute an input needs.")  # fmt: skip
+
+Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
+Sets = Annotated[Optional[list[str]], typer.Option("--set", help="a setting as key=value; may be repeated")]
+Columns = Annotated[Optional[list[str]], typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
+Budget = Annotated[Optional[float], typer.Option(help="share of the full model's compute, above 0 and at most 1")]
+BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
+Limit = Annotated[Optional[int], typer.Option(min=1, help="use only the first N rows")]
+
+
+def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
+    pairs = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
+        pairs[key] = value
+    return pairs
+
+
+@app.command()
+def train(
+    *,
+    model: Annotated[str, typer.Option(help="a model folder, a hub name, or `minilm` for the carried one")],
+    train: Annotated[str, typer.Option(help="training rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
+    out: Annotated[str, typer.Option(help="where the run is written")],
+    task: Annotated[str, typer.Option(help="classification, regression, tagging, span or masked_lm")] = "classification",
+    method: Annotated[str, typer.Option(help="full, branchynet, deebert …")] = "full",
+    dev: Annotated[Optional[str], typer.Option(help="rows to choose and calibrate on")] = None,
+    dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
+    init: Annotated[Optional[str], typer.Option(help="start from the fine-tuned weights of this run")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage")] = 3,
+    batch_size: BatchSize = 32,
+    lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 5e-5,
+    max_length: Annotated[Optional[int], typer.Option(help="longest row in tokens")] = None,
+    limit: Limit = None,
+    seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
+    precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
+    save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
+    column: Columns = None,
+    set_: Sets = None,
+    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
+) -> None:
+    """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
+    from offramp.study.console import TrainingConsole, summary
+    from offramp.study.moviedata import carried_model
+    from offramp.training.job import Job
+    from offramp.training.job import train as run
+    from offramp.training.trainer import Schedule
+
+    schedule = Schedule(epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, precision=precision,
+                        save_seconds=save_seconds)  # fmt: skip
+    job = Job(
+        model=carried_model() if model == "minilm" else model,
+        train=train,
+        out=out,
+        task=task,
+        method=method,
+        dev=dev,
+        dev_split=dev_split,
+        init=init,
+        max_length=max_length,
+        limit=limit,
+        columns=_pairs(column, "--column"),
+        options=_pairs(set_, "--set"),
+        schedule=schedule,
+    )
+    with TrainingConsole(out, epochs) as console:
+        finished = run(job, force, console.say)
+    summary(finished, out)
+
+
+@app.command("eval")
+def evaluate(
+    run: Run,
+    *,
+    data: Annotated[str, typer.Option(help="labelled rows")],
+    set_: Sets = None,
+    budget: Budget = None,
+    batch_size: BatchSize = 32,
+    engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
+    limit: Limit = None,
+    column: Columns = None,
+    json: Annotated[Optional[str], typer.Option("--json", help="write the result cell here")] = None,
+) -> None:
+    """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
+    import yaml
+
+    from offramp.model.files import write_json
+    from offramp.model.predictor import Predictor
+    from offramp.study import console
+    from offramp.study.evaluate import Origin
+    from offramp.study.evaluate import evaluate as measure
+    from offramp.text.read import read
+
+    predictor = Predictor.load(run, engine)
+    settings = predictor.settings(budget, _pairs(set_, "--set"))
+    rows = read(data, columns=_pairs(column, "--column"), limit=limit)
+    name, recipe = Path(data), yaml.safe_load((Path(run) / "recipe.yaml").read_text(encoding="utf-8"))
+    origin = Origin(name.parent.name or name.name, name.name.split(".")[0], command_line(), recipe)
+    cell = measure(predictor, rows, settings, origin, batch_size)
+    if json:
+        write_json(Path(json), cell)
+    console.show_cell(cell)
+
+
+@app.command()
+def predict(
+    run: Run,
+    *,
+    input: Annotated[str, typer.Option(help="rows to answer, or - for standard input")],
+    output: Annotated[Optional[str], typer.Option(help="a .jsonl file; standard output if left out")] = None,
+    budget: Budget = None,
+    batch_size: BatchSize = 32,
+    engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
+    column: Columns = None,
+) -> None:
+    """Answer rows in order, one JSON object a line."""
+    from offramp.model.predictor import Predictor
+    from offramp.study.stream import answer_stream
+
+    predictor = Predictor.load(run, engine)
+    done = answer_stream(predictor, input, output, budget, batch_size, _pairs(column, "--column"))
+    typer.echo(f"{done.rows} rows, {done.share:.3f} of the full compute, {done.cut} truncated to "
+               f"{predictor.model.max_length} tokens", err=True)  # fmt: skip
+
+
+@app.command()
+def info(
+    run: Annotated[Optional[str], typer.Argument(help="a folder that `offramp train` wrote")] = None,
+    *,
+    env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
+) -> None:
+    """What a run is and what it can do, or (--env) what this machine is."""
+    from offramp.study import console
+
+    if env:
+        console.show_environment()
+    elif run:
+        console.show_run(run)
+    else:
+        raise OfframpError("something to describe", "neither a run nor --env", "offramp info RUN, or offramp info --env")
+
+
+@app.command()
+def demo(
+    *,
+    out: Annotated[str, typer.Option(help="where the run and the picture go")] = "runs/demo",
+    quick: Annotated[bool, typer.Option("--quick", help="fewer rows, under 90 seconds")] = False,
+) -> None:
+    """Fine-tune the carried MiniLM on movie-review sentences and show what a budget buys."""
+    from offramp.study.demo import demo as show
+
+    show(out, quick)
+
+
+@app.command()
+def version() -> None:
+    """The version."""
+    import offramp
+
+    typer.echo(offramp.__version__)
+
+
+def command_line() -> str:
+    """The command as typed, without the folders of this machine."""
+    words = ("/".join(Path(word).parts[-2:]) if word.startswith("/") else word for word in sys.argv[1:])
+    return " ".join(["offramp", *words])
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: bad input is one clear message and exit code 2, Ctrl-C is 130; anything else is a bug and shows."""
+    try:
+        app(args=arguments, standalone_mode=True)
+    except OfframpError as error:
+        typer.secho(f"offramp: {error}", err=True, fg="red")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted; nothing that was complete is lost", err=True)
+        raise SystemExit(130) from None

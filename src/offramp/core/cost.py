@@ -1,0 +1,94 @@
+"""Multiply-accumulates from what the loop really did. FLOPs = 2 × MACs.
+
+Lookups, norms, biases and activations are not counted (they are not matrix products), as in the published counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(NamedTuple):
+    """One thing the loop did, for all rows at once."""
+
+    what: Literal["embed", "attend", "feed", "head", "extra"]
+    layer: int
+    rows: Tensor  # [n] which rows of the original batch
+    tokens: Tensor  # [n] tokens computed in each
+    keys: Tensor  # [n] tokens visible in each
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """MACs of one layer as coefficients."""
+
+    query: float  # per query token: Q and output projections
+    key: float  # per key token: K and V projections
+    pair: float  # per query-key pair: both products of attention
+    feed: float  # per token fed forward
+
+
+class HeadCost(NamedTuple):
+    """MACs of one exit (or predictor): per row and per token."""
+
+    row: float
+    token: float
+
+
+class Prices(Protocol):
+    """What a model's parts cost."""
+
+    def embed(self) -> HeadCost:
+        """Projections among the embeddings."""
+
+    def layer(self, layer: int) -> LayerCost:
+        """Layer 1…L."""
+
+    def head(self, layer: int) -> HeadCost:
+        """Exit after layer 0…L."""
+
+    def extra(self, layer: int) -> HeadCost:
+        """What a method computes besides (token predictors, halting units)."""
+
+
+def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
+    """MACs of every row of the batch."""  # [rows] float64
+    total = torch.zeros(rows, dtype=torch.float64)
+    for event in log:
+        tokens, keys = event.tokens.double(), event.keys.double()
+        if event.what == "attend":
+            cost = prices.layer(event.layer)
+            # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
+            spent = cost.query * tokens + (cost.key * keys) * (tokens > 0) + cost.pair * tokens * keys
+        elif event.what == "feed":
+            spent = prices.layer(event.layer).feed * tokens
+        else:
+            flat = {"embed": lambda _: prices.embed(), "head": prices.head, "extra": prices.extra}[event.what](
+                event.layer
+            )
+            spent = flat.row + flat.token * tokens
+        total.index_add_(0, event.rows.cpu(), spent)
+    return total
+
+
+def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
+    """MACs of the full model (all layers, all tokens, last head only) for rows of these lengths."""
+    n, rows = lengths, torch.arange(lengths.shape[0])
+    log = [Event("embed", 0, rows, n, n)]
+    for layer in range(1, depth + 1):
+        log += [Event("attend", layer, rows, n, n), Event("feed", layer, rows, n, n)]
+    return macs([*log, Event("head", depth, rows, n, n)], prices, lengths.shape[0])
+
+
+def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
+    """Token-layers computed ÷ layers, for every row."""  # [rows]
+    total = torch.zeros(rows, dtype=torch.float64)
+    for event in log:
+        if event.what == "feed":
+            total.index_add_(0, event.rows.cpu(), event.tokens.double())
+    return total / depth

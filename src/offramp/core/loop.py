@@ -1,0 +1,193 @@
+"""The only place where layers are iterated at run time.
+
+    embed ─► begin ─► leave(0) ─► [ enter ─► attend ─► attended ─► feed ─► leave ] × L ─► final head
+
+A row that leaves takes its answer along and is never computed again. A dropped token's last state is remembered for
+token-level answers. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from offramp.core.attention import Layout, Scores, layout
+from offramp.core.cost import Event
+from offramp.core.packed import Packed
+from offramp.core.policy import Policy
+
+
+class Engine(Protocol):
+    """How a half-layer is executed."""
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+
+    def embed(self, packed: Packed) -> Tensor:
+        """Embeddings of the packed tokens."""  # [tokens, hidden]
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, Scores | None]:
+        """First half of a layer (1…depth)."""
+
+    def feed(self, layer: int, x: Tensor) -> Tensor:
+        """Second half of a layer."""
+
+
+class Heads(Protocol):
+    """The exits: what the model would answer after a layer."""
+
+    per_token: bool
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Logits per row or per token."""
+
+
+@dataclass
+class State:
+    """What a policy sees: the live rows, and their logits on request."""
+
+    packed: Packed  # rows and tokens still going
+    base: Packed  # the whole batch as embedded
+    heads: Heads
+    depth: int
+    layer: int = 0
+    memory: Tensor | None = None  # [original tokens, hidden] last states of dropped tokens
+    log: list[Event] = field(default_factory=list)
+    _logits: Tensor | None = None
+
+    def logits(self) -> Tensor:
+        """What the off-ramp after the current layer says; computed once a layer and counted."""
+        if self._logits is None:
+            whole = self.whole() if self.heads.per_token else self.packed
+            self._logits = self.heads(self.layer, whole)
+            self.log.append(Event("head", self.layer, whole.rows["origin"], whole.lengths, whole.lengths))
+        return self._logits
+
+    def whole(self) -> Packed:
+        """The live rows with all their original tokens, dropped ones at their last state."""
+        if self.memory is None:
+            return self.packed
+        live = torch.zeros(self.base.count, dtype=torch.bool)
+        live[self.packed.rows["origin"].cpu()] = True
+        return self.base.with_states(self.packed.restore(self.memory)).keep_rows(live)
+
+    def drop(self, keep: Tensor | None) -> None:
+        """Tokens leave, remembered for restoring where answers are per token."""
+        if keep is None or bool(keep.all()):
+            return
+        if self.heads.per_token:
+            memory = self.base.states if self.memory is None else self.memory
+            self.memory = self.packed.restore(memory)
+        self.packed = self.packed.keep_tokens(keep)
+        self._logits = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Answers in the order of the packed batch."""
+
+    logits: Tensor  # [rows, outputs] or [tokens, outputs]
+    exit_layer: Tensor  # [rows] int64
+    log: list[Event]
+
+
+def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
+    """A packed batch through the layers, as far as the policy sends each row and token."""
+    packed = packed.with_states(engine.embed(packed))
+    s = State(packed, packed, heads, engine.depth)
+    s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
+    answers: list[tuple[Tensor, Tensor, Tensor, int]] = []
+    policy.begin(s)
+    _leave(policy.leave(0, s), s, answers)
+    for layer in range(1, engine.depth + 1):
+        if s.packed.count == 0:
+            break
+        s.layer, s._logits = layer, None
+        s.drop(policy.enter(layer, s))
+        scores = _attend(engine, layer, s, policy.wants_scores(layer))
+        s.drop(policy.attended(layer, s, scores))
+        _feed(engine, layer, s)
+        done = policy.leave(layer, s) if layer < engine.depth else None
+        _leave(torch.ones(s.packed.count, dtype=torch.bool) if layer == engine.depth else done, s, answers)
+    return _gather(answers, s)
+
+
+def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
+    packed, gate = s.packed, s.packed.tokens.get("gate")
+    if gate is None:
+        states, scores = engine.attend(layer, packed.states, packed.states, packed.layout, wants)
+        counts = packed.lengths
+    else:
+        live = gate > 0
+        counts = torch.bincount(packed.row_of_token[live], minlength=packed.count).cpu()
+        position = packed.tokens["position"]
+        where = layout(packed.lengths, position, counts, position[live])
+        index = live.nonzero().squeeze(1)
+        before = packed.states.index_select(0, index)
+        after, scores = engine.attend(layer, before, packed.states, where, wants)
+        states = packed.states.index_copy(0, index, _scaled(before, after, gate.index_select(0, index)))
+    s.packed = packed.with_states(states)
+    s.log.append(Event("attend", layer, packed.rows["origin"], counts, packed.lengths))
+    return scores
+
+
+def _feed(engine: Engine, layer: int, s: State) -> None:
+    packed, gate = s.packed, s.packed.tokens.get("gate")
+    if gate is None:
+        s.packed = packed.with_states(engine.feed(layer, packed.states))
+        counts = packed.lengths
+    else:
+        live = gate > 0
+        counts = torch.bincount(packed.row_of_token[live], minlength=packed.count).cpu()
+        index = live.nonzero().squeeze(1)
+        before = packed.states.index_select(0, index)
+        after = _scaled(before, engine.feed(layer, before), gate.index_select(0, index))
+        s.packed = packed.with_states(packed.states.index_copy(0, index, after))
+    s.log.append(Event("feed", layer, packed.rows["origin"], counts, packed.lengths))
+
+
+def _scaled(before: Tensor, after: Tensor, gate: Tensor) -> Tensor:
+    """`before + g·(after − before)`, exactly `after` where the gate is 1."""
+    if bool((gate == 1).all()):
+        return after.to(before.dtype)
+    g = gate.to(before.dtype).unsqueeze(1)
+    return torch.where(g == 1, after.to(before.dtype), before + g * (after - before))
+
+
+def _leave(done: Tensor | None, s: State, answers: list[tuple[Tensor, Tensor, Tensor, int]]) -> None:
+    """Done rows go out with their answers; the others stay."""
+    if done is None or not bool(done.any()):
+        return
+    done = done.cpu()
+    everyone = bool(done.all())
+    if s._logits is None and not everyone:
+        rest = s.packed
+        s.packed = rest.keep_rows(done)
+        logits, owners = s.logits(), s.whole() if s.heads.per_token else s.packed
+        s.packed = rest
+    else:
+        logits, owners = s.logits(), s.whole() if s.heads.per_token else s.packed
+        if not everyone:
+            pick = done[owners.row_of_token.cpu()] if s.heads.per_token else done
+            logits, owners = logits[pick.to(logits.device)], owners.keep_rows(done)
+    answers.append((owners.rows["origin"], owners.tokens["origin"], logits, s.layer))
+    s.packed = s.packed.keep_rows(~done) if not everyone else _nobody(s.packed)
+    s._logits = None
+
+
+def _nobody(packed: Packed) -> Packed:
+    return Packed(packed.states[:0], packed.lengths[:0])
+
+
+def _gather(answers: list[tuple[Tensor, Tensor, Tensor, int]], s: State) -> Result:
+    rows = torch.cat([row for row, _, _, _ in answers])
+    layers = torch.cat([torch.full_like(row, layer) for row, _, _, layer in answers])
+    owner = torch.cat([token for _, token, _, _ in answers]) if s.heads.per_token else rows
+    logits = torch.cat([logit.float() for _, _, logit, _ in answers])
+    return Result(logits[owner.argsort()], layers[rows.argsort()], s.log)

@@ -1,0 +1,143 @@
+"""A ragged batch as a type: states of all tokens in one matrix, rows by their lengths, named columns that travel.
+
+Nothing here knows a backbone or a method. Rows leave (`keep_rows`) and tokens leave (`keep_tokens`); every column goes
+along, so that whatever a method remembers stays beside the row or token it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from offramp.core.attention import Layout, layout
+from offramp.errors import OfframpError
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows of different lengths without padding.
+
+    `lengths` stays on the CPU, because layouts are planned there. `rows` and `tokens` hold named columns, first
+    dimension rows or tokens. The column `origin` numbers tokens (and rows) of the batch as it was packed.
+    """
+
+    states: Tensor  # [tokens, hidden]
+    lengths: Tensor  # [rows], int64, CPU
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Rows in the batch."""
+        return self.lengths.shape[0]
+
+    @cached_property
+    def total(self) -> int:
+        """Tokens in the batch."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Index of each row's first token."""  # [rows]
+        return self.lengths.cumsum(0) - self.lengths
+
+    @cached_property
+    def row_of_token(self) -> Tensor:
+        """Row index of every token."""  # [tokens]
+        rows = torch.repeat_interleave(torch.arange(self.count), self.lengths, output_size=self.total)
+        return rows.to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the columns live."""
+        return next(iter(self.tokens.values())).device if self.tokens else self.states.device
+
+    def first(self) -> Tensor:
+        """States of each row's first token."""  # [rows, hidden]
+        return self.states.index_select(0, self.starts.to(self.states.device))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How attention lays these rows out when every token is query and key; planned once per composition."""
+        return layout(self.lengths, self.tokens["position"])
+
+    def mean(self) -> Tensor:
+        """Mean state of each row."""  # [rows, hidden]
+        total = self.states.new_zeros(self.count, self.states.shape[1]).index_add(0, self.row_of_token, self.states)
+        return total / self.lengths.to(self.states.device, self.states.dtype)[:, None]
+
+    def max(self) -> Tensor:
+        """Largest value of each dimension in each row."""  # [rows, hidden]
+        index = self.row_of_token[:, None].expand_as(self.states)
+        empty = self.states.new_zeros(self.count, self.states.shape[1])
+        return empty.scatter_reduce(0, index, self.states, "amax", include_self=False)
+
+    def with_states(self, states: Tensor) -> Packed:
+        """The same rows and columns over other states."""
+        return self._same(Packed(states, self.lengths, self.rows, self.tokens))
+
+    def with_rows(self, **columns: Tensor) -> Packed:
+        """The same batch with row columns added or replaced."""
+        return self._same(Packed(self.states, self.lengths, {**self.rows, **columns}, self.tokens))
+
+    def with_tokens(self, **columns: Tensor) -> Packed:
+        """The same batch with token columns added or replaced."""
+        return self._same(Packed(self.states, self.lengths, self.rows, {**self.tokens, **columns}))
+
+    def _same(self, other: Packed) -> Packed:
+        """`other` has the same composition: what was derived from it is kept."""
+        for name in ("total", "starts", "row_of_token", "layout"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def keep_tokens(self, keep: Tensor) -> Packed:
+        """Only the tokens where `keep` is true. Every row must keep at least one token."""
+        index = keep.nonzero().squeeze(1)
+        if index.shape[0] == keep.shape[0]:
+            return self
+        counts = torch.bincount(self.row_of_token.index_select(0, index), minlength=self.count).cpu()
+        if bool((counts == 0).any()):
+            row = int((counts == 0).nonzero()[0])
+            raise OfframpError(
+                "to drop tokens from a packed batch",
+                f"a mask that leaves row {row} with no token at all",
+                "keep the first token of every row; a row that is done leaves with keep_rows",
+            )
+        return self._take(index, counts, self.rows)
+
+    def keep_rows(self, keep: Tensor) -> Packed:
+        """Only the rows where `keep` is true, tokens and columns with them."""
+        keep = keep.cpu()
+        if bool(keep.all()):
+            return self
+        index = keep.to(self.device)[self.row_of_token].nonzero().squeeze(1)
+        rows = {name: column[keep.to(column.device)] for name, column in self.rows.items()}
+        return self._take(index, self.lengths[keep], rows)
+
+    def _take(self, index: Tensor, lengths: Tensor, rows: Mapping[str, Tensor]) -> Packed:
+        states = self.states.index_select(0, index) if self.states.numel() else self.states
+        tokens = {name: column.index_select(0, index) for name, column in self.tokens.items()}
+        return Packed(states, lengths, rows, tokens)
+
+    def restore(self, memory: Tensor) -> Tensor:
+        """`memory` (the whole original batch) with this batch's states put back where they came from."""
+        return memory.index_copy(0, self.tokens["origin"], self.states)  # [original tokens, hidden]
+
+
+def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
+    """Token ids row by row → a packed batch with columns `id`, `type`, `position` and `origin`; no states yet."""
+    if not ids or any(len(row) == 0 for row in ids):
+        raise OfframpError("to pack a batch", "no rows, or a row without tokens", "give every row at least one token")
+    lengths = torch.tensor([len(row) for row in ids])
+    flat = torch.tensor([token for row in ids for token in row])
+    kinds = torch.tensor([kind for row in types for kind in row]) if types else torch.zeros_like(flat)
+    start = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    origin = torch.arange(flat.shape[0])
+    tokens = {"id": flat, "type": kinds, "position": origin - start, "origin": origin}
+    rows = {"origin": torch.arange(len(ids))}
+    return Packed(torch.empty(0), lengths, rows, tokens)

@@ -1,0 +1,62 @@
+"""What a method may say while the loop runs: four moments, each doing nothing by default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from offramp.core.attention import Scores
+
+if TYPE_CHECKING:
+    from offramp.core.loop import State
+
+
+class Policy:
+    """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
+
+    def begin(self, s: State) -> None:
+        """Sees the embeddings; planned depths are written into columns here."""
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        """Before attention: which tokens go on ([tokens] bool, None = all). May set the token column `gate`."""
+
+    def wants_scores(self, layer: int) -> bool:
+        """Whether `attended` needs attention scores at this layer; only those layers pay for them."""
+        return False
+
+    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
+
+
+class Both(Policy):
+    """Two policies as one: a token goes on if both let it, a row is done if either says so."""
+
+    def __init__(self, first: Policy, second: Policy) -> None:
+        self.pair = (first, second)
+
+    def begin(self, s: State) -> None:
+        for policy in self.pair:
+            policy.begin(s)
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        return _merge([policy.enter(layer, s) for policy in self.pair], all_must=True)
+
+    def wants_scores(self, layer: int) -> bool:
+        return any(policy.wants_scores(layer) for policy in self.pair)
+
+    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return _merge([policy.attended(layer, s, scores) for policy in self.pair], all_must=True)
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)
+
+
+def _merge(masks: list[Tensor | None], all_must: bool) -> Tensor | None:
+    first, second = masks
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second if all_must else first | second

@@ -1,0 +1,42 @@
+"""PyTorch as it is: any device, differentiable, the reference for every other engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from offramp.backbones import Encoder
+from offramp.core.attention import Layout, Scores
+from offramp.core.packed import Packed
+
+
+@dataclass(frozen=True)
+class TorchEngine:
+    """Runs the backbone's half-layers directly."""
+
+    encoder: Encoder
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.encoder.depth
+
+    def embed(self, packed: Packed) -> Tensor:
+        """Embeddings of the packed tokens."""
+        return self.encoder.embed(packed)
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, Scores | None]:
+        """First half of a layer (1…depth)."""
+        return self.encoder.layers[layer - 1].attend(queries, keys, where, scores, None)
+
+    def feed(self, layer: int, x: Tensor) -> Tensor:
+        """Second half of a layer."""
+        return self.encoder.layers[layer - 1].feed(x)
+
+
+def make(encoder: Encoder) -> TorchEngine:
+    """The engine over an encoder's own parameters."""
+    return TorchEngine(encoder)

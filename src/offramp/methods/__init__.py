@@ -1,0 +1,96 @@
+"""One method, one file; the folder is the list.
+
+A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`; this module
+loads it under one typed name, so that nothing else has to know any method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from offramp.core.policy import Policy
+from offramp.errors import OfframpError
+from offramp.parts.network import Network
+from offramp.parts.space import Space
+from offramp.parts.stage import Stage
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method file under one type."""
+
+    name: str
+    settings: type[Any]  # run-time knob, frozen dataclass; its defaults are the loosest setting
+    options: type[Any]  # how it is built and trained, frozen dataclass
+    space: Space
+    hf_equal: bool  # the loosest setting is the plain Hugging Face model
+    needs: frozenset[str]  # what it needs of a task, e.g. "distribution"
+    modules: Callable[[Network, Any], nn.ModuleDict]
+    policy: Callable[[Network, Any], Policy]
+    stages: Callable[[Network, Any], list[Stage]]
+    summary: str
+
+    def check(self, network: Network) -> None:
+        """Refuse a task this method cannot serve."""
+        missing = self.needs - network.task.provides
+        if missing:
+            fit = [name for name in names() if get(name).needs <= network.task.provides]
+            raise OfframpError(
+                f"method {self.name!r} on the task {network.task.name!r}",
+                f"a task that has no {', '.join(sorted(missing))} over answers",
+                f"use one of: {', '.join(fit)}",
+            )
+
+
+def names() -> list[str]:
+    """The methods there are: the files of this folder."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+
+
+def get(name: str) -> Method:
+    """A method by name."""
+    if name not in names():
+        raise OfframpError("a method", repr(name), f"use one of: {', '.join(names())}")
+    file = import_module(f"{__name__}.{name}")
+    summary = (file.__doc__ or "").strip().splitlines()[0]
+    return Method(
+        name,
+        file.Settings,
+        file.Options,
+        file.SPACE,
+        file.HF_EQUAL,
+        frozenset(file.NEEDS),
+        file.modules,
+        file.Policy,
+        file.stages,
+        summary,
+    )
+
+
+def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
+    """A settings or options dataclass from `key=value` pairs given as text or as JSON values."""
+    known = {f.name: f for f in fields(kind)}
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            listed = ", ".join(known) or "none"
+            raise OfframpError(f"a setting of {what}", f"{key}={value}", f"known settings: {listed}")
+        made[key] = _convert(value, getattr(kind(), key), f"{what} setting {key}")
+    return kind(**made)
+
+
+def _convert(value: Any, default: Any, what: str) -> Any:
+    if not isinstance(value, str) or isinstance(default, str):
+        return value
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
+        return type(default)(value)
+    except (ValueError, KeyError) as error:
+        raise OfframpError(what, repr(value), f"give a {type(default).__name__}, like {default}") from error

@@ -1,0 +1,58 @@
+"""DeeBERT (Xin et al. 2020): fine-tune, freeze, then train the off-ramps; leave when entropy is low.
+
+What it does: stage 1 fine-tunes the model as usual; stage 2 freezes it and trains only the off-ramps, each on its own
+loss. At run time a row leaves at the first off-ramp whose entropy, in nats, is below the threshold.
+Modifications from the paper and its code: the backbone is in evaluation mode and without gradients while off-ramps
+train (the code left dropout on and let clipping see frozen gradients); the last exit is the fine-tuned head and is
+never tested; off-ramps pool as `pool` says; off-ramp 0; entropy that neither overflows nor becomes NaN.
+Relations: BranchyNet with a frozen backbone, so the full model keeps its accuracy and early exits are weaker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from offramp.parts.batch import Batch
+from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_losses, ramps
+from offramp.parts.network import Network
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Backward, Stage, frozen
+
+SPACE = Threshold("threshold", loosest=0.0, unit="nats", sooner="higher")
+HF_EQUAL = True
+NEEDS = ("distribution",)
+Settings = EntropySettings
+Options = ExitOptions
+Policy = EntropyPolicy
+
+
+def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """An off-ramp per layer."""
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+
+
+@dataclass
+class OffRamps(Stage):
+    """The off-ramps learn from a frozen model."""
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.")]
+
+    def mode(self) -> None:
+        self.network.train(backbone=False, added=True)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        made = frozen(self.network, batch.packed)
+        loss = exit_losses(self.network, made, batch, sorted(self.network.ramps)).sum()
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+def stages(network: Network, options: ExitOptions) -> list[Stage]:
+    """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
+    return [
+        Stage(network, "fine-tune", options.head_lr, shared=True),
+        OffRamps(network, "off-ramps", options.head_lr),
+    ]

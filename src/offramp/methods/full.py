@@ -1,0 +1,49 @@
+"""No adaptivity: ordinary fine-tuning, all layers, all tokens.
+
+What it does: the plain model through the packed loop. Every other method is measured against it.
+Relations: the first stage of the two-stage methods; `--init` lets them start from a run of this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from offramp.core import policy
+from offramp.parts.network import Network
+from offramp.parts.space import Fixed
+from offramp.parts.stage import Stage
+
+SPACE = Fixed()
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Nothing to turn."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is trained."""
+
+    head_lr: float = 5e-4
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """Nothing is added."""
+    return nn.ModuleDict()
+
+
+class Policy(policy.Policy):
+    """Never says a word."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        super().__init__()
+
+
+def stages(network: Network, options: Options) -> list[Stage]:
+    """One: fine-tune."""
+    return [Stage(network, head_lr=options.head_lr)]

@@ -1,0 +1,1 @@
+"""The model folder, its operating points, and text in → predictions out."""

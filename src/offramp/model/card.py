@@ -1,0 +1,59 @@
+"""The README.md of a model folder: what it is, how to use it, what it costs and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offramp.model.folder import Loaded
+from offramp.model.points import Points
+
+PIPELINES = {
+    "classification": "text-classification",
+    "regression": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+    "masked_lm": "fill-mask",
+}
+
+
+def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
+    """A model card with the table of operating points."""
+    task = model.network.task
+    rows = "\n".join(
+        f"| {p.mac_share:.3f} | {p.score:.4f} | {p.mean_exit_layer:.2f} | `{p.settings}` |" for p in points.points
+    )
+    return f"""---
+library_name: offramp
+pipeline_tag: {PIPELINES.get(task.name, "feature-extraction")}
+base_model: {model.base_model}
+metrics:
+- {points.metric}
+tags:
+- early-exit
+- {model.method.name}
+---
+
+# {model.method.name} on {recipe["train"]}
+
+{model.method.summary}
+
+```python
+import offramp
+
+model = offramp.load("PATH/TO/THIS/FOLDER")
+model.predict(["some text"], budget=0.5)  # share of the full model's compute
+```
+
+Plain `transformers` opens the same folder and gets {"the full model" if model.method.hf_equal else "the backbone"}.
+
+## Operating points
+
+Measured on {points.data["rows"]} rows of {points.data["name"]}; settings were chosen on these rows, so expect slightly
+less elsewhere.
+
+| share of full MACs | {points.metric} | mean exit layer | settings |
+|---|---|---|---|
+{rows}
+
+How it was trained: `recipe.yaml`.
+"""

@@ -1,0 +1,95 @@
+"""Encoded rows through the loop, in batches; answers back in their order. No text, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offramp.core import cost
+from offramp.core.loop import Engine, Heads, run
+from offramp.core.packed import Packed
+from offramp.core.policy import Policy
+from offramp.parts.batch import Data, batch, packed_rows
+from offramp.parts.network import Network
+from offramp.text.tokenise import Encoded
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to each encoded row."""
+
+    logits: list[NDArray[np.float32]]  # [outputs] or [tokens, outputs]
+    exit_layer: Array
+    macs: Array
+    tokens_kept: Array
+
+
+def run_packed(
+    network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None
+) -> Outcome:
+    """One batch through the loop. `heads` stands in for the network's own exits when a recording is replayed."""
+    with torch.inference_mode():
+        made = run(engine, heads or network, policy, packed)
+    answers = made.logits.numpy()
+    parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
+    return Outcome(
+        parts,
+        made.exit_layer.double().numpy(),
+        cost.macs(made.log, network, packed.count).numpy(),
+        cost.tokens_kept(made.log, network.depth, packed.count).numpy(),
+    )
+
+
+def run_encoded(
+    network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
+) -> Outcome:
+    """Rows sorted by length into batches, answers in the order given."""
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+    logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
+    exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
+    for start in range(0, len(order), batch_size):
+        index = order[start : start + batch_size]
+        made = run_packed(network, engine, policy, packed_rows(network.task, [encoded[i] for i in index]))
+        for i, part in zip(index, made.logits, strict=True):
+            logits[i] = part
+        exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
+    return Outcome(logits, exits, macs, kept)
+
+
+def metrics_by_loss(
+    network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
+) -> tuple[dict[str, float], Outcome]:
+    """Metrics of tasks that are scored by their loss (perplexity); masking depends on the row alone."""
+    losses: list[float] = []
+    parts: list[Outcome] = []
+    for start in range(0, len(data.encoded), batch_size):
+        made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=0)
+        outcome = run_packed(network, engine, policy, made.packed)
+        logits = torch.from_numpy(np.concatenate(outcome.logits))
+        losses += network.task.loss(logits, made.targets, made.packed.lengths, "rows").tolist()
+        parts.append(Outcome([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
+    joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
+    return network.task.metrics_from_losses(losses), Outcome([], *joined)
+
+
+def full_macs(network: Network, encoded: Sequence[Encoded]) -> Array:
+    """What the full model would spend on each row."""
+    lengths = torch.tensor([len(e.ids) for e in encoded])
+    return np.asarray(cost.full(network, network.depth, lengths).numpy())
+
+
+def score(
+    network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
+) -> tuple[dict[str, float], Outcome]:
+    """Metrics of a policy on labelled rows, and what happened to each."""
+    task = network.task
+    if task.scores_by_loss:
+        return metrics_by_loss(network, engine, policy, data, batch_size)
+    outcome = run_encoded(network, engine, policy, data.encoded, batch_size)
+    return task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits)), outcome

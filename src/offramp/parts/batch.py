@@ -1,0 +1,62 @@
+"""Encoded rows → packed batches with targets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offramp.core.packed import Packed, pack
+from offramp.tasks import Task
+from offramp.text.tokenise import Encoded
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a training step gets."""
+
+    packed: Packed
+    targets: Tensor
+    ids: list[int]  # which encoded rows these are: artefacts such as saliencies are looked up by them
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows and their encoding, kept together: `encoded[i].example` points into `rows`."""
+
+    rows: Sequence[Mapping[str, Any]]
+    encoded: list[Encoded]
+
+    @property
+    def cut(self) -> int:
+        """How many rows were longer than the model allows."""
+        return sum(1 for e in self.encoded if e.cut)
+
+
+def packed_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
+    """Rows ready for the loop, without targets."""
+    return _columns(pack([e.ids for e in encoded], [e.types for e in encoded]), task, encoded)
+
+
+def batch(task: Task, data: Data, ids: Sequence[int], seed: int) -> Batch:
+    """Rows `ids` with their targets. Random masking depends on the seed and the row only, never on batch mates."""
+    chosen = [data.encoded[i] for i in ids]
+    rngs = [random.Random(f"{seed}:{i}") for i in ids]
+    pairs = [
+        task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)
+    ]
+    packed = _columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
+    return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
+
+
+def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
+    """Where words matter, mark each word's first piece: that is where its answer stands."""
+    if task.kind != "token":
+        return packed
+    scored = [word >= 0 and word != before for e in encoded for before, word in zip([-1, *e.words], e.words, strict=False)]
+    mark = torch.tensor(scored)
+    return packed.with_tokens(scored=mark)

@@ -1,0 +1,60 @@
+"""Off-ramps: small heads that answer after a layer.
+
+What a head reads decides how early it can answer. The first token of a sentence-embedding checkpoint carries nothing
+before the middle of the stack; mean and maximum over tokens are informative from the embeddings on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offramp.backbones import linear_macs
+from offramp.core.cost import HeadCost
+from offramp.core.packed import Packed
+
+Pool = Literal["first", "mean", "meanmax"]
+
+
+class OffRamp(nn.Module):
+    """Pool (rows) or not (tokens), normalise, drop out, project."""
+
+    def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.pool = pool
+        wide = 2 * hidden if pool == "meanmax" else hidden
+        self.dense = nn.Linear(hidden, hidden) if pool == "first" else None
+        self.norm = nn.LayerNorm(wide)
+        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Linear(wide, outputs)
+        macs = linear_macs(self)
+        self.cost = HeadCost(0, macs) if pool is None else HeadCost(macs, 0)
+
+    def read(self, packed: Packed) -> Tensor:
+        """What the head looks at, before the projection."""  # [rows or tokens, wide]
+        if self.pool is None:
+            return self.norm(packed.states)  # type: ignore[no-any-return]
+        if self.pool == "first":
+            return self.norm(torch.tanh(self.dense(packed.first())))  # type: ignore[misc, no-any-return]
+        pooled = packed.mean() if self.pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
+        return self.norm(pooled)  # type: ignore[no-any-return]
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits per row, or per token where `pool` is None."""
+        logits: Tensor = self.project(self.dropout(self.read(packed)))
+        return logits
+
+
+class SharedRamp(nn.Module):
+    """An exit through the model's own head (masked language modelling: a vocabulary projection per layer is too much)."""
+
+    def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost) -> None:
+        super().__init__()
+        self._apply_head, self.cost = apply, cost
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits of the model's own head on an earlier layer's states."""
+        return self._apply_head(packed)

@@ -1,0 +1,89 @@
+"""A model as methods see it: a backbone in half-layers, a task, the model's own head, and what a method added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from offramp import backbones
+from offramp.backbones import Encoder, Head
+from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.packed import Packed
+from offramp.parts.heads import OffRamp, SharedRamp
+from offramp.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Network:
+    """Everything with parameters. Also answers the loop's two questions: what an exit says, and what parts cost."""
+
+    hf: PreTrainedModel
+    encoder: Encoder
+    task: Task
+    last: Head
+    added: nn.ModuleDict  # a method's modules; exits live under `ramps`, keyed by layer
+
+    @property
+    def per_token(self) -> bool:
+        """Whether answers are per token."""
+        return self.task.kind == "token"
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.encoder.depth
+
+    @property
+    def ramps(self) -> dict[int, OffRamp | SharedRamp]:
+        """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
+        found = self.added["ramps"] if "ramps" in self.added else nn.ModuleDict()
+        return {int(layer): ramp for layer, ramp in found.items()}  # type: ignore[operator]  # a ModuleDict
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Logits of the exit after `layer`, per row or per token."""
+        packed = packed.with_states(self.encoder.final(packed.states))
+        if layer == self.depth:
+            return self.last.apply(packed)
+        return self.ramps[layer](packed)
+
+    def embed(self) -> HeadCost:
+        """MACs among the embeddings."""
+        return self.encoder.embed_cost
+
+    def layer(self, layer: int) -> LayerCost:
+        """MACs of layer 1…L."""
+        return self.encoder.layers[layer - 1].cost
+
+    def head(self, layer: int) -> HeadCost:
+        """MACs of the exit after layer 0…L."""
+        return self.last.cost if layer == self.depth else self.ramps[layer].cost
+
+    def extra(self, layer: int) -> HeadCost:
+        """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
+        cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index, union-attr]  # a ModuleDict
+        return cost
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""
+        yield from ((f"model.{name}", p) for name, p in self.hf.named_parameters())
+        yield from ((f"added.{name}", p) for name, p in self.added.named_parameters())
+
+    def train(self, backbone: bool = True, added: bool = True) -> None:
+        """Dropout on or off, part by part."""
+        self.hf.train(backbone)
+        self.added.train(added)
+
+    def eval(self) -> None:
+        """Dropout off everywhere."""
+        self.train(False, False)
+
+
+def network(hf: PreTrainedModel, task: Task) -> Network:
+    """A bare network; a method's modules are put into `added` afterwards."""
+    return Network(hf, backbones.encoder(hf), task, backbones.head(hf, task.auto_class), nn.ModuleDict())

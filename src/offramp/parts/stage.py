@@ -1,0 +1,80 @@
+"""The training protocol: a method is a list of stages; the trainer runs each to its end, resumably.
+
+A stage names its parameters, owns its loss and its backward pass, and says which epoch was best. The trainer owns data
+order, schedules, clipping, checkpoints and logging. Randomness inside `step` must come from torch's global generator:
+the trainer seeds it from (seed, stage, step), which is what makes a resumed run equal an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offramp.parts.batch import Batch, Data
+from offramp.parts.network import Network
+from offramp.parts.trace import trace
+
+Backward = Callable[[Tensor], None]
+Groups = list[dict[str, Any]]
+
+
+@dataclass
+class Stage:
+    """One part of a method's training. The base class is ordinary fine-tuning of the backbone and its own head."""
+
+    network: Network
+    name: str = "fine-tune"
+    head_lr: float = 5e-4
+    shared: bool = False  # plain fine-tuning that `--init RUN` replaces
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters this stage changes; gradients must reach exactly these."""
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("model.")]
+
+    def optimisers(self, lr: float) -> list[Groups]:
+        """Parameter groups, one list per optimiser. The default: one AdamW, fresh heads at their own rate."""
+        fresh = fresh_parameters(self.network)
+        body = [p for name, p in self.trainable() if name not in fresh]
+        heads = [p for name, p in self.trainable() if name in fresh]
+        return [[{"params": p, "lr": rate} for p, rate in ((body, lr), (heads, max(lr, self.head_lr))) if p]]
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        """Make artefacts (tables, saliencies, teacher logits) in `folder`; called again on resume."""
+
+    def mode(self) -> None:
+        """Which parts are in training mode; called before every epoch."""
+        self.network.train(backbone=True, added=True)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        """Loss and backward pass of one batch; what is returned is logged."""
+        last = trace(self.network.encoder, batch.packed).at(self.network.depth)
+        logits = self.network(self.network.depth, last)
+        loss = self.network.task.loss(logits, batch.targets, batch.packed.lengths)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+    def end_epoch(self, epoch: int, epochs: int) -> None:
+        """Move growing schedules on."""
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        """Which epoch was best, by the task's metric on dev rows; of equals the later."""
+        sign = 1.0 if self.network.task.higher_is_better else -1.0
+        scores = [sign * epoch[self.network.task.metric] for epoch in history]
+        return max(range(len(scores)), key=lambda i: (scores[i], i))
+
+
+def fresh_parameters(network: Network) -> set[str]:
+    """Names of parameters outside the pretrained encoder: the model's own head and whatever a method added."""
+    base = {id(p) for p in network.hf.base_model.parameters()}
+    return {name for name, p in network.named_parameters() if id(p) not in base}
+
+
+def frozen(network: Network, packed: Any) -> Any:
+    """A trace of the backbone without gradients, dropout off."""
+    with torch.no_grad():
+        return trace(network.encoder, packed)

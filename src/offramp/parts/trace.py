@@ -1,0 +1,61 @@
+"""A differentiable pass over the same packed layers that never compacts: what training looks at.
+
+Keeps the states after every layer. Gates and soft token masks act as they do in the loop's limit: gate 1 is the layer,
+gate 0 an exact copy; a key bias of −∞ is a token that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from offramp.backbones import Encoder
+from offramp.core.attention import Scores
+from offramp.core.packed import Packed
+
+
+@dataclass
+class Trace:
+    """States after the embeddings (0) and after every layer (1…L)."""
+
+    packed: Packed
+    states: list[Tensor]  # each [tokens, hidden]
+    scores: dict[int, Scores] = field(default_factory=dict)
+
+    def at(self, layer: int) -> Packed:
+        """The batch as it stood after a layer."""
+        return self.packed.with_states(self.states[layer])
+
+
+@dataclass(frozen=True)
+class Soft:
+    """What a method changes while it trains, before each layer: called with the layer and the trace so far."""
+
+    gate: Callable[[int, Trace], Tensor | None] | None = None  # [tokens] in 0…1
+    key_bias: Callable[[int, Trace], Tensor | None] | None = None  # [tokens], added to attention logits
+    scores: Callable[[int], bool] | None = None
+    between: Callable[[int, Trace, Tensor], Tensor] | None = None  # states after attention → states to feed
+
+
+def trace(encoder: Encoder, packed: Packed, soft: Soft | None = None) -> Trace:
+    """All layers over all tokens of all rows."""
+    soft = soft or Soft()
+    made = Trace(packed, [encoder.embed(packed)])
+    for number, layer in enumerate(encoder.layers, start=1):
+        x = made.states[-1]
+        gate = soft.gate(number, made) if soft.gate else None
+        bias = soft.key_bias(number, made) if soft.key_bias else None
+        wants = soft.scores(number) if soft.scores else False
+        y, scores = layer.attend(x, x, packed.layout, wants, bias)
+        if scores is not None:
+            made.scores[number] = scores
+        y = _gated(x, y, gate)
+        y = soft.between(number, made, y) if soft.between else y
+        made.states.append(_gated(y, layer.feed(y), gate))
+    return made
+
+
+def _gated(before: Tensor, after: Tensor, gate: Tensor | None) -> Tensor:
+    return after if gate is None else before + gate.to(before.dtype)[:, None] * (after - before)

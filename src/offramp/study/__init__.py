@@ -1,0 +1,1 @@
+"""Measuring, comparing, showing: everything built on top of a trained model."""

@@ -1,0 +1,137 @@
+"""What commands print: progress while training, tables afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from offramp.model import folder as folders
+from offramp.model import points as operating
+from offramp.model.points import Points
+from offramp.study.evaluate import hardware
+from offramp.training.job import Finished, interrupted
+from offramp.training.trainer import Interrupted
+
+out = Console()
+err = Console(stderr=True)
+
+
+class TrainingConsole:
+    """Live progress: stage, epoch, loss, metric, time left. Quiet on all processes but the first."""
+
+    def __init__(self, run: str, epochs: int) -> None:
+        self.run, self.epochs = run, epochs
+        self.main = int(os.environ.get("RANK", "0")) == 0
+        self.progress = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+                                 TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
+                                 console=err, disable=not self.main)  # fmt: skip
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> TrainingConsole:
+        if self.main and interrupted(self.run):
+            err.print(f"going on with the unfinished run beside {self.run}")
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.progress.stop()
+        if isinstance(error, Interrupted):
+            err.print("stopped; the state is saved. Run the same command to go on.")
+            sys.exit(130)
+        return False
+
+    def say(self, **news: Any) -> None:
+        """Called by the trainer with whatever happened."""
+        if not self.main:
+            return
+        if news.get("done"):
+            metrics = {k: v for k, v in news.items() if k not in ("done", "stage", "epoch", "loss")}
+            listed = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            err.print(f"{news['stage']}, epoch {news['epoch']}: loss {news['loss']:.4f}, dev {listed}")
+        elif "steps" in news:
+            self._advance(news)
+        else:
+            cut = f", {news['cut']} truncated to {news['max_length']} tokens" if news["cut"] else ""
+            err.print(f"{news['rows']} rows to train on, {news['dev']} to choose on{cut}")
+
+    def _advance(self, news: dict[str, Any]) -> None:
+        name, total = news["stage"], news["steps"] * self.epochs
+        if name not in self.bars:
+            self.bars[name] = self.progress.add_task(name, total=total, loss=0.0)
+        done = news["epoch"] * news["steps"] + news["step"]
+        self.progress.update(self.bars[name], completed=done, loss=news["loss"])
+
+
+def points_table(points: Points) -> Table:
+    """Operating points as a table."""
+    table = Table(title=f"operating points on {points.data['rows']} rows of {points.data['name']}")
+    for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
+        table.add_column(column, justify="right")
+    shown = points.points if len(points.points) <= 14 else points.points[:: -(-len(points.points) // 14)]
+    for p in dict.fromkeys([*map(id, shown), id(points.loosest)]):
+        point = next(q for q in points.points if id(q) == p)
+        settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in point.settings.items())
+        table.add_row(f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}", settings)
+    return table
+
+
+def summary(finished: Finished, run: str) -> None:
+    """After training: the points and what to type next."""
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    out.print(points_table(finished.points))
+    out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False)
+
+
+def show_cell(cell: dict[str, Any]) -> None:
+    """A result cell in a few lines."""
+    table = Table(title=f"{cell['method']} on {cell['data']}/{cell['split']}, {cell['rows']} rows")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    for name, value in cell["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    table.add_row("share of full MACs", f"{cell['macs']['share_of_full']:.4f}")
+    table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
+    table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
+    table.add_row("seconds", f"{cell['seconds']:.2f}")
+    if cell["truncated_rows"]:
+        table.add_row("truncated rows", str(cell["truncated_rows"]))
+    out.print(table)
+
+
+def show_run(run: str) -> None:
+    """What a run folder holds."""
+    spec = folders.about(run)
+    out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {Path(spec['base_model']).name}", markup=False)
+    for name in ("options", "task", "max_length", "versions"):
+        out.print(f"  {name}: {spec[name]}", markup=False)
+    if (Path(run) / "points.json").is_file():
+        out.print(points_table(operating.load(Path(run))))
+
+
+def show_environment() -> None:
+    """Versions and hardware, for bug reports."""
+    import accelerate
+    import torch
+    import transformers
+
+    import offramp
+
+    for name, value in {
+        "offramp": offramp.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "hardware": hardware(),
+    }.items():
+        out.print(f"{name:12} {value}", markup=False, highlight=False)

@@ -1,0 +1,97 @@
+"""`offramp eval` as a function: one result cell, the record that every experiment writes and `compare` collects."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import offramp
+from offramp.model.predictor import Predictor
+from offramp.model.runner import Outcome, score
+from offramp.parts.batch import Data
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a result comes from."""
+
+    data: str
+    split: str
+    command: str
+    recipe: Mapping[str, Any]  # how the model was trained
+
+
+def hardware() -> str:
+    """The processor, cores in use and memory, in a line."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = lines[0] if lines else name
+    flags = "AVX-512 " if "AVX512" in torch.backends.cpu.get_cpu_capability() else ""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
+    return f"{name}, {flags}{torch.get_num_threads()} threads, {device}"
+
+
+def evaluate(
+    predictor: Predictor, rows: Sequence[Mapping[str, Any]], settings: Any, origin: Origin, batch_size: int = 32
+) -> dict[str, Any]:
+    """A result cell: metrics, compute and time of one setting on labelled rows."""
+    predictor.task.check(rows, origin.data)
+    data = Data(rows, predictor.prepare(rows, origin.data))
+    policy = predictor.model.method.policy(predictor.network, settings)
+    started = time.perf_counter()
+    metrics, outcome = score(predictor.network, predictor.engine, policy, data, batch_size)
+    seconds = time.perf_counter() - started
+    return {
+        "method": predictor.model.method.name,
+        "settings": {**asdict(predictor.model.options), **asdict(settings)},
+        "model": Path(predictor.model.base_model).name,
+        "data": origin.data,
+        "split": origin.split,
+        "rows": len(rows),
+        "seed": origin.recipe["schedule"]["seed"],
+        "metrics": {name: round(value, 6) for name, value in metrics.items()},
+        **_compute(predictor, data, outcome),
+        "seconds": round(seconds, 3),
+        "engine": predictor.engine_name,
+        "precision": "fp32",
+        "batch_size": batch_size,
+        "truncated_rows": data.cut,
+        "hardware": hardware(),
+        "command": origin.command,
+        "trained": _trained(origin.recipe),
+        "version": offramp.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of one machine and without the log of every epoch."""
+    short = {key: value for key, value in recipe.items() if key not in ("log", "dev_fingerprint", "train_fingerprint")}
+    for key in ("model", "train", "dev", "init"):
+        if isinstance(short.get(key), str):
+            short[key] = "/".join(Path(short[key]).parts[-2:])
+    return short
+
+
+def _compute(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, Any]:
+    full = predictor.full_macs(data.encoded)
+    exits = Counter(int(layer) for layer in outcome.exit_layer)
+    return {
+        "macs": {
+            "mean": round(float(outcome.macs.sum()) / len(data.rows)),
+            "share_of_full": round(float(outcome.macs.sum()) / full, 6),
+        },
+        "mean_exit_layer": round(float(outcome.exit_layer.mean()), 4),
+        "exit_histogram": {str(layer): exits.get(layer, 0) for layer in range(predictor.network.depth + 1)},
+        "mean_tokens_kept": round(float(outcome.tokens_kept.sum()) / len(data.rows), 3),
+    }

@@ -1,0 +1,71 @@
+"""`offramp predict` as a function: rows in, JSON lines out, in order, in constant memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from offramp.model.files import replacing
+from offramp.model.predictor import Predictor
+from offramp.text.read import stream
+
+CHUNK = 64  # batches sorted by length together
+
+
+@dataclass
+class Done:
+    """What was answered."""
+
+    rows: int = 0
+    macs: float = 0.0
+    full: float = 0.0
+    cut: int = 0
+
+    @property
+    def share(self) -> float:
+        """Compute spent, of the full model's."""
+        return self.macs / self.full if self.full else 0.0
+
+
+def answer_stream(
+    predictor: Predictor,
+    source: str,
+    output: str | None,
+    budget: float | None,
+    batch_size: int,
+    columns: Mapping[str, str],
+) -> Done:
+    """Predictions for every row of a file or standard input."""
+    settings, done = predictor.settings(budget), Done()
+    rows = stream(source, columns=columns)
+    with _sink(output) as sink:
+        while chunk := list(itertools.islice(rows, CHUNK * batch_size)):
+            encoded = predictor.prepare(chunk, source)
+            outcome = predictor.run(encoded, settings, batch_size)
+            for answer in predictor.finish(chunk, encoded, outcome):
+                sink.write(json.dumps(answer, ensure_ascii=False, default=_plain) + "\n")
+            done.rows += len(chunk)
+            done.cut += sum(1 for e in encoded if e.cut)
+            done.macs += float(outcome.macs.sum())
+            done.full += predictor.full_macs(encoded)
+    return done
+
+
+def _plain(value: Any) -> Any:
+    """Numpy scalars as JSON numbers."""
+    return value.item()
+
+
+@contextmanager
+def _sink(output: str | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+        return
+    with replacing(Path(output)) as fresh, fresh.open("w", encoding="utf-8") as file:
+        yield file

@@ -1,0 +1,152 @@
+"""Tasks, one file each: what a target is, what the loss is, what a prediction is, how it is scored.
+
+A task is discovered by its file: `names()` lists the folder (files that begin with an underscore are shared parts),
+`get(name)` gives the class `Task` of that file. To add one, write `tasks/<name>.py` with a frozen dataclass `Task`
+that implements the class below. Importing this package does not import torch; importing a task does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from offramp.errors import OfframpError
+from offramp.text.tokenise import Encoded
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from typing_extensions import Self
+
+    from offramp.text.tokenise import Tokenizer
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Reduction = Literal["mean", "rows"]
+
+
+class Task(ABC):
+    """What the trainer and the predictor know of a task; implementations are frozen dataclasses."""
+
+    name: ClassVar[str]
+    kind: ClassVar[Literal["row", "token"]]  # logits [rows, C], or packed [tokens, C]
+    auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
+    higher_is_better: ClassVar[bool] = True  # of `metric`
+    scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution"})  # what exit rules may ask of the answers
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution"})  # what methods may ask of it
+
+    @classmethod
+    @abstractmethod
+    def columns(cls, rows: Rows) -> tuple[str, ...]:
+        """The text columns that these rows would be read by."""
+
+    @classmethod
+    @abstractmethod
+    def from_rows(cls, rows: Rows, source: str) -> Self:
+        """The task as training rows define it (labels, tags, one text or two), after checking them."""
+
+    @abstractmethod
+    def check(self, rows: Rows, source: str) -> None:
+        """Another labelled split fits this task, or an error says which row does not."""
+
+    @abstractmethod
+    def check_inputs(self, rows: Rows, source: str) -> None:
+        """Rows to predict on fit this task; labels are not needed."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """The key of `metrics` that chooses the best checkpoint."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Logits per row or token; 0 means as many as the vocabulary of the model."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Arguments for `AutoConfig.from_pretrained`, so that plain transformers knows the labels too."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """All of the task for `offramp.json`; `get(d["name"]).from_json(d)` gives it back."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
+        """The task with what it must know of the tokenizer: most need nothing."""
+        return self
+
+    @abstractmethod
+    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        """Token ids; one `Encoded` a row in order, or several with the same `example` (windows)."""
+
+    @abstractmethod
+    def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], Any]:
+        """Ids as they enter the model in training and the target; without `rng` always the same ones."""
+
+    @abstractmethod
+    def stack_targets(self, targets: Sequence[Any]) -> torch.Tensor:
+        """Targets of a batch as one tensor; per-token targets are concatenated, as packed tokens are."""
+
+    @abstractmethod
+    def loss(
+        self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, reduction: Reduction = "mean"
+    ) -> torch.Tensor:
+        """The mean over labelled items, or ("rows") one loss per row; in float32 under autocast too."""
+
+    def distributions(
+        self, logits: torch.Tensor, lengths: torch.Tensor, scored: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The choices that make a row's answer, as logits [n, C], and whose row each is ([n]; None: one per row).
+
+        `scored` [tokens] marks the tokens where answers stand (the first of each word); by default all of them.
+        """
+        return logits, None
+
+    def distributions(
+        self, logits: torch.Tensor, lengths: torch.Tensor, scored: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of each categorical answer [answers, C] and the row it belongs to (None: one answer a row).
+
+        `scored` marks the tokens that carry an answer (the first piece of each word).
+        """
+        if self.kind == "row":
+            return logits, None
+        import torch
+
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(logits.device)
+        return (logits, owner) if scored is None else (logits[scored], owner[scored])
+
+    @abstractmethod
+    def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """One prediction per row, in order; `logits[i]` is [C] or [tokens, C] and belongs to `encoded[i]`."""
+
+    @abstractmethod
+    def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
+        """Scores of predictions against labelled rows."""
+
+    def metrics_from_losses(self, losses: Sequence[float]) -> dict[str, float]:
+        """Scores of tasks that are measured by their loss per row."""
+        return {"loss": sum(losses) / max(1, len(losses))}
+
+
+def names() -> list[str]:
+    """The tasks there are: the files of this folder."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def get(name: str) -> type[Task]:
+    """The task of that name, or an error that lists the known ones."""
+    if name not in names():
+        raise OfframpError("a task", f"{name!r}", f"use one of: {', '.join(names())}")
+    task: type[Task] = importlib.import_module(f"{__name__}.{name}").Task
+    return task

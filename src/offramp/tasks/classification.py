@@ -1,0 +1,150 @@
+"""One label per text or pair of texts. Labels keep their type: whole numbers, strings, or true and false."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offramp import tasks
+from offramp.errors import OfframpError
+from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.text.read import require
+from offramp.text.tokenise import Encoded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from offramp.text.tokenise import Tokenizer
+
+Label = str | int | bool
+
+
+@dataclass(frozen=True)
+class Task(tasks.Task):
+    """Labels in the order of the logits; texts: the columns read."""
+
+    labels: tuple[Label, ...]
+    texts: tuple[str, ...] = _texts.SINGLE
+
+    name: ClassVar[str] = "classification"
+    kind: ClassVar[Literal["row", "token"]] = "row"
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    metric: ClassVar[str] = "accuracy"
+
+    @classmethod
+    def columns(cls, rows: Rows) -> tuple[str, ...]:
+        return _texts.columns(rows)
+
+    @classmethod
+    def from_rows(cls, rows: Rows, source: str) -> Self:
+        texts = _texts.columns(rows)
+        require(rows, [*texts, "label"], source)
+        _texts.check(rows, texts, source)
+        return cls(_discover(rows, source), texts)
+
+    def check(self, rows: Rows, source: str) -> None:
+        require(rows, [*self.texts, "label"], source)
+        _texts.check(rows, self.texts, source)
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row["label"], Label) or row["label"] not in self._index:
+                raise _texts.wrong(
+                    source,
+                    number,
+                    f"the label {row['label']!r}, which the training rows lack; they have {_listed(self.labels)}",
+                    "correct the label, remove the row, or train on rows that have it",
+                )
+
+    def check_inputs(self, rows: Rows, source: str) -> None:
+        _texts.check(rows, self.texts, source)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def config(self) -> dict[str, Any]:
+        named = {index: str(label) for index, label in enumerate(self.labels)}
+        return {
+            "num_labels": self.outputs,
+            "id2label": named,
+            "label2id": {label: index for index, label in named.items()},
+            "problem_type": "single_label_classification",
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(tuple(content["labels"]), tuple(content["texts"]))
+
+    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return _texts.encode(tokenizer, rows, self.texts, max_length)
+
+    def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], int]:
+        return encoded.ids, self._index[row["label"]]
+
+    def stack_targets(self, targets: Sequence[int]) -> Tensor:
+        return torch.tensor(targets, dtype=torch.int64)  # [rows]
+
+    def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return _loss.reduce_rows(F.cross_entropy(logits.float(), targets, reduction="none"), reduction)
+
+    def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        if not logits:
+            return []
+        raw = np.stack(logits).astype(np.float64)  # [rows, C]
+        powers = np.exp(raw - raw.max(axis=1, keepdims=True))
+        shares = powers / powers.sum(axis=1, keepdims=True)
+        return [
+            {"label": self.labels[best], "scores": dict(zip(self.labels, row, strict=True))}
+            for best, row in zip(raw.argmax(axis=1).tolist(), shares.tolist(), strict=True)
+        ]
+
+    def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
+        """F1 is that of the second label when there are two, else the mean over labels (macro)."""
+        from sklearn.metrics import accuracy_score, f1_score
+
+        true = [self._index[row["label"]] for row in rows]
+        said = [self._index[prediction["label"]] for prediction in predictions]
+        average = "binary" if self.outputs == 2 else "macro"
+        f1 = f1_score(true, said, average=average, zero_division=0.0)
+        return {"accuracy": float(accuracy_score(true, said)), "f1": float(f1)}
+
+    @cached_property
+    def _index(self) -> dict[Label, int]:
+        """Label → logit; also by its text, because a CSV file says "1" where JSON says 1."""
+        numbered = {label: index for index, label in enumerate(self.labels)}
+        return {**{str(label): index for label, index in numbered.items()}, **numbered}
+
+
+def _discover(rows: Rows, source: str) -> tuple[Label, ...]:
+    """The distinct labels in order (numbers by value), or an error if they are no set of classes."""
+    first: dict[type, tuple[int, Any]] = {}
+    for number, row in enumerate(rows, 1):
+        first.setdefault(type(row["label"]), (number, row["label"]))
+    if len(first) > 1:
+        shown = ", ".join(f"row {n} has {label!r} ({kind.__name__})" for kind, (n, label) in first.items())
+        raise OfframpError(f"the labels of {source}", f"mixed types: {shown}", "write all labels in one type")
+    for kind, (number, label) in first.items():
+        if not issubclass(kind, Label):
+            fix = "labels are whole numbers or strings; for scores on a scale use --task regression"
+            raise _texts.wrong(source, number, f"the label {label!r} is a {kind.__name__}", fix)
+    labels = {row["label"] for row in rows}
+    if len(labels) < 2:
+        given = f"{len(rows)} rows with {'one label only: ' + _listed(tuple(labels)) if labels else 'no label'}"
+        raise OfframpError(f"classes to tell apart in {source}", given, "give rows of at least two classes")
+    numeric = all(isinstance(label, int) or label.isdecimal() for label in labels)
+    return tuple(sorted(labels, key=lambda label: (int(label), str(label)) if numeric else label))
+
+
+def _listed(labels: Sequence[Label]) -> str:
+    shown = ", ".join(repr(label) for label in labels[:20])
+    return shown + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")

@@ -1,0 +1,149 @@
+"""Masked language modelling: guess hidden tokens. Also the way to fill the mask tokens of a text.
+
+15 % of the tokens are chosen, at least one: 80 % become the mask, 10 % a random token, 10 % stay (Devlin et al. 2019).
+Without a generator the choice follows from the ids alone, so that evaluation repeats, whatever the order of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from offramp import tasks
+from offramp.errors import OfframpError
+from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.text.tokenise import Encoded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from offramp.text.tokenise import Tokenizer
+
+SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class Task(tasks.Task):
+    """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
+
+    mask_id: int = -1
+    vocabulary: int = 0
+    special_ids: frozenset[int] = frozenset()
+    tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
+
+    name: ClassVar[str] = "masked_lm"
+    kind: ClassVar[Literal["row", "token"]] = "token"
+    auto_class: ClassVar[str] = "AutoModelForMaskedLM"
+    higher_is_better: ClassVar[bool] = False
+    scores_by_loss: ClassVar[bool] = True
+    metric: ClassVar[str] = "perplexity"
+    outputs: ClassVar[int] = 0
+
+    @classmethod
+    def columns(cls, rows: Rows) -> tuple[str, ...]:
+        return _texts.SINGLE
+
+    @classmethod
+    def from_rows(cls, rows: Rows, source: str) -> Self:
+        _texts.check(rows, _texts.SINGLE, source)
+        return cls()
+
+    def check(self, rows: Rows, source: str) -> None:
+        _texts.check(rows, _texts.SINGLE, source)
+
+    def check_inputs(self, rows: Rows, source: str) -> None:
+        _texts.check(rows, _texts.SINGLE, source)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        known = {"mask_id": self.mask_id, "vocabulary": self.vocabulary, "special_ids": sorted(self.special_ids)}
+        return {"name": self.name, **known}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["mask_id"], content["vocabulary"], frozenset(content["special_ids"]))
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
+        if tokenizer.mask_token_id is None:
+            raise OfframpError("masked language modelling", "a tokenizer without a mask token", "choose another model")
+        return dataclasses.replace(
+            self,
+            mask_id=tokenizer.mask_token_id,
+            vocabulary=len(tokenizer),
+            special_ids=frozenset(tokenizer.all_special_ids),
+            tokenizer=tokenizer,
+        )
+
+    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return _texts.encode(tokenizer, rows, _texts.SINGLE, max_length)
+
+    def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
+        """Special tokens are never hidden, and never put in place of others."""
+        rng = rng or random.Random(repr(encoded.ids))
+        ids, targets = list(encoded.ids), [_loss.IGNORE] * len(encoded.ids)
+        places = [place for place, token in enumerate(ids) if token not in self.special_ids]
+        for place in rng.sample(places, min(len(places), max(1, round(SHARE * len(places))))):
+            targets[place] = ids[place]
+            ids[place] = self._corrupt(ids[place], rng)
+        return ids, targets
+
+    def stack_targets(self, targets: Sequence[list[int]]) -> Tensor:
+        return _loss.concatenate(targets)
+
+    def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return _loss.token_loss(logits, targets, lengths, reduction)
+
+    def distributions(
+        self, logits: Tensor, lengths: Tensor, scored: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        return _loss.of_tokens(logits, lengths, scored)
+
+    def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """The text with its mask tokens filled in; those that truncation cut off stay."""
+        return [
+            {"text": self._fill(row["text"], item, scores)}
+            for row, item, scores in zip(rows, encoded, logits, strict=True)
+        ]
+
+    def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
+        raise OfframpError("metrics of predictions", "masked_lm is measured by its loss", "use metrics_from_losses")
+
+    def metrics_from_losses(self, losses: Sequence[float]) -> dict[str, float]:
+        mean = sum(losses) / max(1, len(losses))
+        return {"perplexity": math.exp(min(mean, 700.0))}  # beyond that, floats end
+
+    def _corrupt(self, token: int, rng: random.Random) -> int:
+        draw = rng.random()
+        if draw < 0.8:
+            return self.mask_id
+        if draw >= 0.9:
+            return token
+        other = rng.randrange(self.vocabulary)
+        while other in self.special_ids:
+            other = rng.randrange(self.vocabulary)
+        return other
+
+    def _fill(self, text: str, encoded: Encoded, logits: np.ndarray) -> str:
+        if self.tokenizer is None:
+            raise RuntimeError("a masked_lm task must be given its tokenizer (with_tokenizer) before it predicts")
+        masked = [place for place, token in enumerate(encoded.ids) if token == self.mask_id]
+        scores = logits[masked]  # [masks, vocabulary], a copy
+        scores[:, [token for token in self.special_ids if token < scores.shape[1]]] = -np.inf
+        mask = str(self.tokenizer.mask_token)
+        filled, *rest = text.split(mask)
+        for number, after in enumerate(rest):
+            piece = mask
+            if number < len(masked):
+                piece = str(self.tokenizer.decode([int(scores[number].argmax())])).strip()
+            glued = piece.startswith("##") and len(piece) > 2  # WordPiece: goes on with the word before it
+            filled = (filled.rstrip() + piece[2:] if glued else filled + piece) + after
+        return filled

@@ -1,0 +1,155 @@
+"""From texts to token ids, always as lists of `Encoded` and never padded: padding belongs to nobody in this house.
+
+What a row becomes depends on that row and the maximum length alone, never on its neighbours in the call.
+Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from offramp.errors import OfframpError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+LONGEST_QUESTION = 64  # tokens, as in the SQuAD scripts of BERT; the rest of a window is for the context
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One row (or window of a row) as the model takes it."""
+
+    ids: list[int]
+    types: list[int]  # token_type_ids; zeros for tokenizers that have none
+    example: int  # index of the input row
+    words: list[int]  # index of the word, through both texts of a pair; -1 for special tokens; see encode_windows
+    offsets: list[tuple[int, int]]  # characters of the context, for windows only
+    cut: int  # tokens that truncation removed
+
+
+def limit(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:
+    """The longest row in tokens: what was asked, but never more than the model and its tokenizer allow."""
+    most = min(config_max, tokenizer.model_max_length)
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2  # a pair with one token each
+    if asked is not None and asked < least:
+        raise OfframpError(
+            f"rows of at most {asked} tokens", f"{least - 2} of them are special tokens", f"ask for {least} or more"
+        )
+    return most if asked is None else min(asked, most)
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> list[Encoded]:
+    """Single texts, or pairs whose longer half is cut first."""
+    return _encode(tokenizer, list(texts), None if pairs is None else list(pairs), max_length)
+
+
+def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> list[Encoded]:
+    """Sentences that are split into words already; `words` says which word a token belongs to.
+
+    A word without tokens (a lone control character, say) does not occur in `words`, nor do words that were cut off.
+    """
+    space = " " if _cares_about_spaces(tokenizer) else ""
+    spaced = [[space + word for word in sentence] for sentence in sentences]
+    return _encode(tokenizer, spaced, None, max_length, is_split_into_words=True)
+
+
+def encode_windows(
+    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int, stride: int
+) -> list[Encoded]:
+    """Question and context, the context in windows that overlap by `stride` tokens: nothing of it is cut.
+
+    `words` is 0 or more for tokens of the context, the candidates for an answer, and -1 elsewhere. Questions are cut
+    to at most half the row (`cut` counts that), and the overlap to half of what is then left for the context.
+    """
+    if not questions:
+        return []
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
+    longest = min(LONGEST_QUESTION, room // 2)
+    heads, cuts = _shorten(tokenizer, questions, longest)
+    batch = tokenizer(
+        heads,
+        list(contexts),
+        truncation="only_second",
+        max_length=max_length,
+        stride=min(stride, (room - longest) // 2),
+        return_overflowing_tokens=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    typed = "token_type_ids" in tokenizer.model_input_names
+    rows = zip(batch.encodings or [], batch["overflow_to_sample_mapping"], strict=True)
+    return [_window(encoding, example, typed, cuts[example]) for encoding, example in rows]
+
+
+def _encode(
+    tokenizer: Tokenizer, first: list[Any], second: list[str] | None, max_length: int, **options: bool
+) -> list[Encoded]:
+    """One call for all rows; only those that turn out too long are tokenised again, which counts the cut exactly."""
+    if not first:
+        return []
+    fixed = {"return_attention_mask": False, "verbose": False, **options}
+    encodings = list(tokenizer(first, second, **fixed).encodings or [])
+    cuts = [max(0, len(encoding) - max_length) for encoding in encodings]
+    long = [row for row, cut in enumerate(cuts) if cut]
+    if long:
+        again = ([side[row] for row in long] if side else None for side in (first, second))
+        short = tokenizer(*again, truncation="longest_first", max_length=max_length, **fixed).encodings or []
+        for row, encoding in zip(long, short, strict=True):
+            encodings[row] = encoding
+    typed = "token_type_ids" in tokenizer.model_input_names
+    numbered = enumerate(zip(encodings, cuts, strict=True))
+    return [_row(encoding, example, typed, second is not None, cut) for example, (encoding, cut) in numbered]
+
+
+def _row(encoding: Any, example: int, typed: bool, pair: bool, cut: int) -> Encoded:
+    ids = encoding.ids
+    words = [-1 if word is None else word for word in encoding.word_ids]
+    if pair:
+        sides = encoding.sequence_ids
+        shift = 1 + max((word for word, side in zip(words, sides, strict=True) if side == 0), default=-1)
+        words = [word + shift if side == 1 else word for word, side in zip(words, sides, strict=True)]
+    return Encoded(ids, encoding.type_ids if typed else [0] * len(ids), example, words, [], cut)
+
+
+def _window(encoding: Any, example: int, typed: bool, cut: int) -> Encoded:
+    ids = encoding.ids
+    inside = [side == 1 for side in encoding.sequence_ids]
+    words = [word if is_in else -1 for word, is_in in zip(encoding.word_ids, inside, strict=True)]
+    offsets = [pair if is_in else (0, 0) for pair, is_in in zip(encoding.offsets, inside, strict=True)]
+    return Encoded(ids, encoding.type_ids if typed else [0] * len(ids), example, words, offsets, cut)
+
+
+def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[list[str], list[int]]:
+    """Texts cut to a number of tokens, and how many tokens each lost.
+
+    The head of a text may fall into more tokens than it had within the text, hence the loop; each turn cuts further.
+    """
+    heads, before = list(texts), None
+    while True:
+        batch = tokenizer(heads, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        encodings = batch.encodings or []
+        counts = [len(encoding) for encoding in encodings]
+        before = before or counts
+        if max(counts) <= longest:
+            return heads, [full - count for full, count in zip(before, counts, strict=True)]
+        for row, encoding in enumerate(encodings):
+            if counts[row] > longest:
+                heads[row] = heads[row][: encoding.offsets[longest][0]]
+
+
+def _cares_about_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether a word at the start differs from the same word after a space (byte-level BPE of RoBERTa, ModernBERT).
+
+    Split words reach such a tokenizer without their spaces and would all look like continuations of one another.
+    """
+    splitter = cast("PreTrainedTokenizerFast", tokenizer).backend_tokenizer.pre_tokenizer
+    if splitter is None:
+        return False
+    pieces = splitter.pre_tokenize_str("x x")
+    return len(pieces) == 2 and pieces[0][0] != pieces[1][0]

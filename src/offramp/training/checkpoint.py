@@ -1,0 +1,101 @@
+"""A training run on disk: one safetensors file that is always whole, replaced in one step.
+
+Weights, optimiser moments and progress travel together, so a kill at any moment leaves the last complete state.
+Nothing random needs saving: every step seeds itself from (seed, stage, step).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from offramp.errors import OfframpError
+from offramp.model.files import replacing
+from offramp.parts.network import Network
+
+FILE = "checkpoint.safetensors"
+
+
+@dataclass
+class Progress:
+    """Where training stands."""
+
+    stage: int = 0
+    epoch: int = 0
+    step: int = 0  # steps done in this epoch
+    loss_sum: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)  # this stage's finished epochs
+    log: list[dict[str, Any]] = field(default_factory=list)  # all stages' finished epochs
+    seconds: float = 0.0
+
+
+def weights(network: Network) -> dict[str, Tensor]:
+    """All state of the network by name; tensors that share memory (tied embeddings) once."""
+    parts = {f"model.{k}": v for k, v in network.hf.state_dict().items()}
+    parts |= {f"added.{k}": v for k, v in network.added.state_dict().items()}
+    seen: dict[int, str] = {}
+    return {k: v.detach() for k, v in parts.items() if seen.setdefault(v.data_ptr(), k) == k or v.numel() == 0}
+
+
+def restore(network: Network, tensors: dict[str, Tensor]) -> None:
+    """Put weights back in place (tied ones through their twin)."""
+    with torch.no_grad():
+        for name, tensor in weights(network).items():
+            tensor.copy_(tensors[name])
+
+
+def write_weights(path: Path, network: Network) -> None:
+    """The weights alone: a stage's best epoch."""
+    tensors = {k: v.contiguous() for k, v in weights(network).items()}
+    with replacing(path) as fresh:
+        save_file(tensors, fresh)
+
+
+def read_weights(path: Path, network: Network) -> None:
+    """Back to a stage's best epoch."""
+    with safe_open(path, framework="pt") as file:
+        restore(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
+
+
+def write(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
+    """Everything needed to go on."""
+    tensors = {k: v.contiguous() for k, v in weights(network).items()}
+    for number, optimiser in enumerate(optimisers):
+        for index, state in optimiser.state_dict()["state"].items():
+            tensors |= {f"optim.{number}.{index}.{k}": torch.as_tensor(v).contiguous() for k, v in state.items()}
+    with replacing(folder / FILE) as fresh:
+        save_file(tensors, fresh, metadata={"progress": json.dumps(asdict(progress))})
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Where an interrupted run stands, or None if there is none."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        with safe_open(folder / FILE, framework="pt") as file:
+            return Progress(**json.loads(file.metadata()["progress"]))
+    except Exception as error:  # safetensors raises its own kind; whatever it is, the file is unusable
+        raise OfframpError(
+            "to resume training", f"a damaged checkpoint in {folder} ({error})", "start again with --force"
+        ) from error
+
+
+def read(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:
+    """Weights and optimiser moments of an interrupted run."""
+    with safe_open(folder / FILE, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    restore(network, tensors)
+    for number, optimiser in enumerate(optimisers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith(f"optim.{number}."):
+                index, key = name.split(".")[2:]
+                state.setdefault(int(index), {})[key] = tensor
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

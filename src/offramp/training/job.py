@@ -1,0 +1,178 @@
+"""`offramp train` as a function: read, build, fit, calibrate, write. Everything happens beside `out`, which appears whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import offramp
+from offramp import methods, tasks
+from offramp.budget.calibrate import calibrate
+from offramp.errors import OfframpError
+from offramp.methods import Method
+from offramp.model import folder as folders
+from offramp.model import points as operating
+from offramp.model.card import card
+from offramp.model.files import read_json, write_json, write_text
+from offramp.model.folder import Loaded
+from offramp.model.points import Points
+from offramp.parts.batch import Data
+from offramp.tasks import Task
+from offramp.text import read as reading
+from offramp.text.tokenise import limit as length_limit
+from offramp.training import checkpoint
+from offramp.training.trainer import Schedule, Trainer
+
+Say = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a user asks for; all of it decides the result, none of it is read from elsewhere."""
+
+    model: str
+    train: str
+    out: str
+    task: str = "classification"
+    method: str = "full"
+    dev: str | None = None
+    dev_split: float = 0.1
+    init: str | None = None
+    max_length: int | None = None
+    limit: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained run."""
+
+    model: Loaded
+    points: Points
+    log: list[dict[str, Any]]
+
+
+def rows_of(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Training and dev rows, and what the dev rows are called."""
+    rows = reading.read(job.train, columns=job.columns, limit=job.limit)
+    if job.dev is not None:
+        return rows, reading.read(job.dev, columns=job.columns), job.dev
+    if not 0.0 < job.dev_split < 1.0:
+        raise OfframpError("a share of the rows to hold out", f"--dev-split {job.dev_split}", "give e.g. 0.1")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(job.schedule.seed)).tolist()
+    held = max(1, round(len(rows) * job.dev_split))
+    if held >= len(rows):
+        raise OfframpError("rows to train on", f"{len(rows)} rows in {job.train}", "give more rows, or --dev FILE")
+    name = f"{job.train} ({job.dev_split:g} held out, seed {job.schedule.seed})"
+    return [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name
+
+
+def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
+    """Train a method and write its model folder; resumes if the same job was interrupted."""
+    method = methods.get(job.method)
+    kind = tasks.get(job.task)
+    train_rows, dev_rows, dev_name = rows_of(job)
+    task = kind.from_rows(train_rows, job.train)
+    task.check(dev_rows, dev_name)
+    recipe = _recipe(job, reading.fingerprint(job.train, train_rows), reading.fingerprint(dev_name, dev_rows))
+    partial = _claim(Path(job.out), recipe, force)
+    model = _build(job, method, task)
+    train_data, dev_data = _encode(model, train_rows), _encode(model, dev_rows)
+    say(rows=len(train_rows), dev=len(dev_rows), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+    stages = method.stages(model.network, model.options)
+    if job.init and len(stages) > 1:
+        stages = [stage for stage in stages if not stage.shared]
+    trainer = Trainer(model.network, job.schedule, partial, say)
+    progress = trainer.fit(stages, train_data, dev_data)
+    fingerprint = recipe["dev_fingerprint"]
+    points = calibrate(model.network, method, dev_data, dev_name, fingerprint)
+    if trainer.accelerator.is_main_process:
+        _publish(Path(job.out), partial, model, points, {**recipe, "log": progress.log, "seconds": progress.seconds})
+    trainer.accelerator.wait_for_everyone()
+    return Finished(model, points, progress.log)
+
+
+def _build(job: Job, method: Method, task: Task) -> Loaded:
+    """The network to train: from a pretrained model, or from an earlier run's fine-tuned weights."""
+    options = methods.configure(method.options, dict(job.options), method.name)
+    source = job.init or job.model
+    if job.init:
+        _same_answers(folders.about(job.init)["task"], task, job.init)
+    tokenizer = folders.load_tokenizer(source)
+    task = task.with_tokenizer(tokenizer)
+    torch.manual_seed(job.schedule.seed)
+    hf = folders.load_backbone(source, task)
+    net = folders.assemble(hf, task, method, options)
+    longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
+    return Loaded(net, tokenizer, method, options, longest, job.model)
+
+
+def _same_answers(theirs: Mapping[str, Any], task: Task, run: str) -> None:
+    mine = {"name": task.name, **task.to_json()}
+    if dict(theirs) != mine:
+        raise OfframpError(
+            "to start from an earlier run",
+            f"{run}, which was trained for {theirs}, while this is {mine}",
+            "use the same task and labels, or leave --init out",
+        )
+
+
+def _encode(model: Loaded, rows: list[dict[str, Any]]) -> Data:
+    return Data(rows, model.network.task.encode(model.tokenizer, rows, model.max_length))
+
+
+def _recipe(job: Job, train_print: str, dev_print: str) -> dict[str, Any]:
+    made = asdict(replace(job, columns=dict(job.columns), options=dict(job.options)))
+    made["schedule"].pop("save_seconds")
+    made.pop("out")
+    return {**made, "train_fingerprint": train_print, "dev_fingerprint": dev_print, "offramp": offramp.__version__}
+
+
+def _claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
+    """The folder to work in, beside `out`. Somebody else's run is never overwritten unless forced."""
+    partial = out.with_name(out.name + ".partial")
+    if int(os.environ.get("RANK", "0")) != 0:
+        return partial
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]) and not force:
+        raise OfframpError(
+            f"to write the run {out}",
+            "a finished run there" if folders.is_run(out) else "something else there",
+            "choose another --out, or say --force to replace it",
+        )
+    if (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") != recipe:
+        if not force:
+            raise OfframpError(
+                f"to go on with {partial}",
+                "an unfinished run with other settings or data",
+                "run its own command again, choose another --out, or say --force to start over",
+            )
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    write_json(partial / "recipe.json", recipe)
+    return partial
+
+
+def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: dict[str, Any]) -> None:
+    """The finished folder takes its place in one step; only then does the unfinished one go."""
+    from offramp.model.files import replacing
+
+    with replacing(out) as fresh:
+        folders.save(fresh, model)
+        operating.save(fresh, points)
+        write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        write_text(fresh / "README.md", card(model, points, recipe))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def interrupted(out: str) -> bool:
+    """Whether an unfinished run waits beside `out`."""
+    return checkpoint.read_progress(Path(out + ".partial")) is not None

@@ -1,0 +1,212 @@
+"""The one trainer: stages, schedule, resume, log, progress.
+
+The order of rows and every random number depend on (seed, stage, epoch, step) alone, so a run that was killed and
+started again goes on to the same result. With several processes each takes its share of every batch and gradients are
+averaged: the result is that of one process with the whole batch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from offramp import engines
+from offramp.core.policy import Policy
+from offramp.model.runner import score
+from offramp.parts.batch import Data, batch
+from offramp.parts.network import Network
+from offramp.parts.stage import Stage
+from offramp.training import checkpoint
+from offramp.training.checkpoint import Progress
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast; the same for every stage."""
+
+    epochs: int = 3
+    batch_size: int = 32
+    lr: float = 5e-5
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 42
+    precision: str = "auto"  # auto, bf16 or fp32
+    save_seconds: float = 120.0
+
+
+class Interrupted(Exception):
+    """Ctrl-C: the state is saved; the same command goes on."""
+
+
+def best_precision() -> str:
+    """bf16 where the processor (or GPU) multiplies it natively."""
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
+
+
+class Trainer:
+    """Runs a method's stages over the data, resumably."""
+
+    def __init__(self, network: Network, schedule: Schedule, folder: Path, report: Callable[..., None]) -> None:
+        self.network, self.schedule, self.folder, self.report = network, schedule, folder, report
+        wanted = best_precision() if schedule.precision == "auto" else schedule.precision
+        cpu = not torch.cuda.is_available()
+        self.accelerator = Accelerator(mixed_precision="no" if wanted == "fp32" else wanted, cpu=cpu)
+        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
+        self.stop = False
+
+    def fit(self, stages: list[Stage], train: Data, dev: Data) -> Progress:
+        """All stages, from wherever an earlier attempt stopped."""
+        progress = checkpoint.read_progress(self.folder) or Progress()
+        resumed = progress.seconds > 0
+        before = signal.signal(signal.SIGINT, self._interrupt) if self.accelerator.is_main_process else None
+        try:
+            for number in range(progress.stage, len(stages)):
+                progress.stage = number
+                self._run_stage(stages[number], train, dev, progress, resumed)
+                resumed = False
+                progress.epoch, progress.step, progress.history = 0, 0, []
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
+        self.network.eval()
+        return progress
+
+    def _run_stage(self, stage: Stage, train: Data, dev: Data, progress: Progress, resumed: bool) -> None:
+        torch.manual_seed(self._seed(progress, 0))
+        artefacts = self.folder / f"stage-{progress.stage}"
+        artefacts.mkdir(parents=True, exist_ok=True)
+        stage.prepare(train, artefacts)
+        for _, parameter in self.network.named_parameters():
+            parameter.requires_grad_(False)
+        for _, parameter in stage.trainable():
+            parameter.requires_grad_(True)
+        optimisers = [self._optimiser(groups) for groups in stage.optimisers(self.schedule.lr)]
+        if resumed:
+            checkpoint.read(self.folder, self.network, optimisers)
+        best = artefacts / "best.safetensors"
+        for epoch in range(progress.epoch, self.schedule.epochs):
+            progress.epoch = epoch
+            self._run_epoch(stage, train, progress, optimisers)
+            self._finish_epoch(stage, dev, progress, best)
+            progress.epoch, progress.step, progress.loss_sum = epoch + 1, 0, 0.0
+            self._save(optimisers, progress)
+        self.accelerator.wait_for_everyone()
+        checkpoint.read_weights(best, self.network)
+
+    def _run_epoch(
+        self, stage: Stage, train: Data, progress: Progress, optimisers: list[torch.optim.Optimizer]
+    ) -> None:
+        """One pass over the rows, from the step an earlier attempt reached."""
+        stage.mode()
+        size, total = self.schedule.batch_size, len(train.encoded)
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(self._seed(progress, -1))).tolist()
+        steps = -(-total // size)
+        saved = time.monotonic()
+        for step in range(progress.step, steps):
+            started = time.monotonic()
+            ids = order[step * size : (step + 1) * size]
+            loss = self._step(stage, train, ids, progress, optimisers, steps)
+            progress.step, progress.loss_sum = step + 1, progress.loss_sum + loss
+            progress.seconds += time.monotonic() - started
+            self.report(stage=stage.name, epoch=progress.epoch, step=step + 1, steps=steps,
+                        loss=progress.loss_sum / (step + 1))  # fmt: skip
+            if self.stop or time.monotonic() - saved > self.schedule.save_seconds:
+                self._save(optimisers, progress)
+                saved = time.monotonic()
+            if self.stop:
+                raise Interrupted
+
+    def _step(
+        self,
+        stage: Stage,
+        train: Data,
+        ids: list[int],
+        progress: Progress,
+        optimisers: list[torch.optim.Optimizer],
+        steps: int,
+    ) -> float:
+        """One update; returns the loss over the whole batch."""
+        mine = ids[self.rank :: self.world]
+        rate = self._rate(progress.epoch * steps + progress.step, steps * self.schedule.epochs)
+        for optimiser in optimisers:
+            optimiser.zero_grad(set_to_none=True)
+            for group in optimiser.param_groups:
+                group["lr"] = group["base_lr"] * rate
+        logged = torch.zeros(())
+        if mine:
+            made = batch(self.network.task, train, mine, self._seed(progress, -1))
+            torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
+            share = len(mine) * self.world / len(ids)
+            with self._autocast():
+                out = stage.step(made, lambda loss: (loss * share).backward())  # type: ignore[no-untyped-call]
+            logged = out["loss"].float() * share
+        parameters = [p for _, p in stage.trainable()]
+        if self.world > 1:
+            logged = self._average(parameters, logged)
+        if self.schedule.clip > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, self.schedule.clip)
+        for optimiser in optimisers:
+            optimiser.step()
+        return float(logged)
+
+    def _average(self, parameters: list[torch.nn.Parameter], loss: Tensor) -> Tensor:
+        """Gradients and loss averaged over the processes."""
+        flat = [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]
+        joined = self.accelerator.reduce(torch.cat([*flat, loss.reshape(1)]), reduction="mean")
+        for p, part in zip(parameters, joined[:-1].split([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view_as(p)
+        mean: Tensor = joined[-1]
+        return mean
+
+    def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
+        stage.end_epoch(progress.epoch, self.schedule.epochs)
+        self.network.eval()
+        with self._autocast():
+            metrics, _ = score(self.network, engines.make("torch", self.network.encoder), Policy(), dev)
+        steps = max(1, progress.step)
+        progress.history.append(metrics)
+        entry = {"stage": stage.name, "epoch": progress.epoch + 1, "loss": progress.loss_sum / steps, **metrics}
+        progress.log.append(entry)
+        if self.accelerator.is_main_process and stage.select(progress.history) == len(progress.history) - 1:
+            checkpoint.write_weights(best, self.network)
+        self.report(**entry, done=True)
+
+    def _optimiser(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        marked = [{**group, "base_lr": group["lr"]} for group in groups]
+        return torch.optim.AdamW(marked, weight_decay=self.schedule.weight_decay, fused=True)
+
+    def _rate(self, step: int, total: int) -> float:
+        """Warm up linearly, then fall linearly to zero."""
+        warm = max(1, int(self.schedule.warmup * total))
+        return (step + 1) / warm if step < warm else max(0.0, (total - step) / max(1, total - warm))
+
+    def _seed(self, progress: Progress, step: int) -> int:
+        return hash((self.schedule.seed, progress.stage, progress.epoch, step)) % 2**31
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
+
+    def _save(self, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder, self.network, optimisers, progress)
+
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        """First Ctrl-C: save after this step and stop. Second: stop now; the last checkpoint stands."""
+        if self.stop:
+            os._exit(130)
+        self.stop = True

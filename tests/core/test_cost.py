@@ -1,0 +1,81 @@
+"""Counted operations against published numbers and against torch's own counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests import tiny
+from tests.fakes import Drop, Leave
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from offramp import backbones, engines
+from offramp.core import cost
+from offramp.core.attention import Layout, Scores
+from offramp.core.cost import Event, HeadCost, LayerCost
+from offramp.core.loop import run
+from offramp.core.packed import pack
+from offramp.core.policy import Policy
+from offramp.parts.exits import ramps
+from offramp.parts.network import network
+from offramp.tasks import get
+
+
+class MiniLM:
+    """6×384, FFN 1536, encoder only: the shape whose numbers are published."""
+
+    def embed(self) -> HeadCost:
+        return HeadCost(0, 0)
+
+    def layer(self, layer: int) -> LayerCost:
+        config = transformers.BertConfig(hidden_size=384, num_hidden_layers=1, num_attention_heads=12, intermediate_size=1536)
+        with torch.device("meta"):
+            net = transformers.BertModel(config)
+        return backbones.encoder(net).layers[0].cost
+
+    def head(self, layer: int) -> HeadCost:
+        return HeadCost(0, 0)
+
+    extra = head
+
+
+def test_published_macs_of_a_full_minilm() -> None:
+    assert round(float(cost.full(MiniLM(), 6, torch.tensor([384]))) / 1e9, 3) == 4.756
+
+
+def test_published_macs_of_a_length_configuration() -> None:
+    before, log, row = 384, [], torch.tensor([0])
+    for layer, kept in enumerate((269, 253, 252, 202, 104, 34), start=1):
+        n, m = torch.tensor([before]), torch.tensor([kept])
+        log += [Event("attend", layer, row, n, n), Event("feed", layer, row, m, m)]
+        before = kept
+    assert round(float(cost.macs(log, MiniLM(), 1)) / 1e9, 3) == 2.484
+
+
+class Eager:
+    """The torch engine with every attention written out as matrix products, which torch's counter can see."""
+
+    def __init__(self, encoder: backbones.Encoder) -> None:
+        self.inner, self.depth = engines.make("torch", encoder), encoder.depth
+        self.embed, self.feed = self.inner.embed, self.inner.feed
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool) -> tuple[Tensor, Scores | None]:
+        return self.inner.attend(layer, queries, keys, where, True)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, moment="attended"), Drop({2: 5}, moment="enter")])
+@pytest.mark.parametrize("kind", tiny.BACKBONES)
+@pytest.mark.parametrize("task", ["classification", "tagging"])
+def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> None:
+    rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
+    spec = get(task).from_rows(rows, "rows")
+    net = network(tiny.model(kind, spec.auto_class), spec)
+    net.added.update({"ramps": ramps(net, "meanmax")})
+    packed = pack(tiny.rows([12, 12]))  # equal lengths: attention computes no padding
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        made_run = run(Eager(net.encoder), net, policy, packed)
+    counted = float(cost.macs(made_run.log, net, 2).sum())
+    assert 2 * counted == pytest.approx(counter.get_total_flops())
