@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +14,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="Transformers that spend only the compute an input needs.")  # fmt: skip
 
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
-Sets = Annotated[Optional[list[str]], typer.Option("--set", help="a setting as key=value; may be repeated")]
-Columns = Annotated[Optional[list[str]], typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
-Budget = Annotated[Optional[float], typer.Option(help="share of the full model's compute, above 0 and at most 1")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
+Budget = Annotated[float | None, typer.Option(help="share of the full model's compute, above 0 and at most 1")]
 BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
-Limit = Annotated[Optional[int], typer.Option(min=1, help="use only the first N rows")]
+Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 
 
 def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
@@ -39,13 +39,13 @@ def train(
     out: Annotated[str, typer.Option(help="where the run is written")],
     task: Annotated[str, typer.Option(help="classification, regression, tagging, span or masked_lm")] = "classification",
     method: Annotated[str, typer.Option(help="full, branchynet, deebert …")] = "full",
-    dev: Annotated[Optional[str], typer.Option(help="rows to choose and calibrate on")] = None,
+    dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
-    init: Annotated[Optional[str], typer.Option(help="start from the fine-tuned weights of this run")] = None,
+    init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage")] = 3,
     batch_size: BatchSize = 32,
     lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 5e-5,
-    max_length: Annotated[Optional[int], typer.Option(help="longest row in tokens")] = None,
+    max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
@@ -94,7 +94,7 @@ def evaluate(
     engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
     limit: Limit = None,
     column: Columns = None,
-    json: Annotated[Optional[str], typer.Option("--json", help="write the result cell here")] = None,
+    json: Annotated[str | None, typer.Option("--json", help="write the result cell here")] = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
     import yaml
@@ -122,7 +122,7 @@ def predict(
     run: Run,
     *,
     input: Annotated[str, typer.Option(help="rows to answer, or - for standard input")],
-    output: Annotated[Optional[str], typer.Option(help="a .jsonl file; standard output if left out")] = None,
+    output: Annotated[str | None, typer.Option(help="a .jsonl file; standard output if left out")] = None,
     budget: Budget = None,
     batch_size: BatchSize = 32,
     engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
@@ -140,7 +140,7 @@ def predict(
 
 @app.command()
 def info(
-    run: Annotated[Optional[str], typer.Argument(help="a folder that `offramp train` wrote")] = None,
+    run: Annotated[str | None, typer.Argument(help="a folder that `offramp train` wrote")] = None,
     *,
     env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
 ) -> None:

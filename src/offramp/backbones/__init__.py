@@ -37,6 +37,9 @@ class Layer(Protocol):
         """Feed-forward half."""
 
 
+FREE = HeadCost(0, 0)
+
+
 @dataclass(frozen=True)
 class Encoder:
     """A backbone taken apart for the packed loop; shares parameters with the Hugging Face model it came from."""
@@ -46,7 +49,7 @@ class Encoder:
     final: Callable[[Tensor], Tensor]  # norm before every head, identity where the family has none
     hidden: int
     positions: int  # the longest row the backbone can take
-    embed_cost: HeadCost = HeadCost(0, 0)
+    embed_cost: HeadCost = FREE
 
     @property
     def depth(self) -> int:

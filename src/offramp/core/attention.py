@@ -169,15 +169,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan)
     windows = _windows(where, plan.window) if plan.window is not None else None
     outs, columns, diagonals = [], [], []
     for i, bucket in enumerate(where.buckets):
-        block = [_heads(x[span], bucket.rows, plan.heads) for x, span in
-                 ((q, bucket.query_span), (k, bucket.key_span), (v, bucket.key_span))]  # fmt: skip
+        qb = _heads(q[bucket.query_span], bucket.rows, plan.heads)
+        kb, vb = (_heads(x[bucket.key_span], bucket.rows, plan.heads) for x in (k, v))
         mask = _mask(bucket, windows[i] if windows else None, bias)
         if plan.scores:
-            out, column, diagonal = _scored(block, mask, bucket, plan.dropout)
+            out, column, diagonal = _scored((qb, kb, vb), mask, bucket, plan.dropout)
             columns.append(column)
             diagonals.append(diagonal)
         else:
-            out = F.scaled_dot_product_attention(*block, attn_mask=mask, dropout_p=plan.dropout)
+            out = F.scaled_dot_product_attention(qb, kb, vb, attn_mask=mask, dropout_p=plan.dropout)
         outs.append(out.transpose(1, 2).reshape(bucket.rows * bucket.queries, -1))
     out = unpad(_join(outs), where.query)
     if not plan.scores:
@@ -204,7 +204,7 @@ def _mask(bucket: Bucket, window: Tensor | None, bias: Tensor | None) -> Tensor 
 
 
 def _scored(
-    block: list[Tensor], mask: Tensor | None, bucket: Bucket, dropout: float
+    block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bucket: Bucket, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = block
     logits = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5

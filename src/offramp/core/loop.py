@@ -42,7 +42,9 @@ class Engine(Protocol):
 class Heads(Protocol):
     """The exits: what the model would answer after a layer."""
 
-    per_token: bool
+    @property
+    def per_token(self) -> bool:
+        """Whether answers are per token."""
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits per row or per token."""

@@ -9,12 +9,13 @@ Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from offramp.parts.batch import Batch
-from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_losses, exit_weights, ramps
+from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_weights, ramps
+from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Stage
@@ -44,7 +45,7 @@ def objective(network: Network, options: ExitOptions, made: Trace, batch: Batch)
 class Joint(Stage):
     """Everything learns together."""
 
-    options: ExitOptions = ExitOptions()
+    options: ExitOptions = field(default_factory=ExitOptions)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offramp.parts.batch import Batch
-from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_losses, ramps
+from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, ramps
+from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Stage, frozen

@@ -9,17 +9,19 @@ JSON and safetensors only: nothing is ever unpickled, no remote code is ever run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import offramp
-from offramp import methods, tasks
+from offramp import backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.files import read_json, write_json
@@ -45,40 +47,67 @@ class Loaded:
     folder: Path | None = None
 
 
-def load_backbone(source: str, task: Task) -> PreTrainedModel:
-    """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code."""
-    auto = getattr(transformers, task.auto_class)
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Transformers without its progress bars and advice: what our commands print is ours."""
+    log = transformers.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
-        model: PreTrainedModel = auto.from_pretrained(
-            source,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
-            **task.config(),
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise OfframpError(
-            f"a pretrained model for {task.name}",
-            f"{source!r}: {_first_line(error)}",
-            "give a folder with config.json and model.safetensors, or the name of a model on the hub",
-        ) from error
+        yield
     finally:
-        transformers.logging.set_verbosity(before)
-    return model
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+
+
+def check_backbone(source: str) -> None:
+    """A model (folder or hub name) of a family that has a backbone file; costs one small file."""
+    try:
+        config, _ = transformers.PreTrainedConfig.get_config_dict(source)
+    except (OSError, ValueError) as error:
+        raise _no_model(source, error) from error
+    backbones.find(config.get("model_type", "unknown"))
+
+
+def load_backbone(source: str, task: Task, whole: bool = False) -> PreTrainedModel:
+    """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code.
+
+    A pretrained model lacks the task's head, which starts fresh; of a finished one (`whole`) nothing may be missing.
+    """
+    auto = getattr(transformers, task.auto_class)
+    safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    try:
+        with quiet():
+            model, report = auto.from_pretrained(
+                source, **safe, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _no_model(source, error) from error
+    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    if whole and wrong:
+        given = f"{source}, whose model.safetensors lacks {', '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}"
+        raise OfframpError("the whole of a trained model", given, "restore the folder or train again")
+    made: PreTrainedModel = model
+    return made
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
     try:
-        made: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        with quiet():
+            made: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the Rust library raises bare Exceptions; whatever it is, the files are unusable
         raise OfframpError(
             "a tokenizer", f"{source!r}: {_first_line(error)}", "put tokenizer.json beside the model's weights"
         ) from error
     return made
+
+
+def _no_model(source: str, error: Exception) -> OfframpError:
+    fix = "give a folder with config.json and model.safetensors, or the name of a model on the hub"
+    return OfframpError("a pretrained model", f"{source!r}: {_first_line(error)}", fix)
 
 
 def _first_line(error: Exception) -> str:
@@ -89,22 +118,19 @@ def assemble(hf: PreTrainedModel, task: Task, method: Method, options: Any) -> N
     """A network with the method's modules in it."""
     net = network(hf, task)
     method.check(net)
-    net.added.update(method.modules(net, options))
+    for name, module in method.modules(net, options).items():
+        net.added[name] = module
     return net
 
 
 def save(folder: Path, model: Loaded) -> None:
     """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with quiet():
         model.network.hf.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
-        added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}
-        save_file(added, folder / "offramp.safetensors", metadata={"format": "pt"})
-    except OSError as error:
-        raise OfframpError(
-            f"to write {folder}", f"the system's answer: {error.strerror or error}", "free some disk space"
-        ) from error
+    added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}
+    save_file(added, folder / "offramp.safetensors", metadata={"format": "pt"})
     write_json(folder / "offramp.json", describe(model))
 
 
@@ -140,30 +166,34 @@ def about(folder: str | Path) -> dict[str, Any]:
         raise OfframpError(
             f"the run folder {str(folder)!r}", what, "give the folder that `offramp train --out` wrote"
         )
-    spec: dict[str, Any] = read_json(path / "offramp.json")
-    if not isinstance(spec, dict) or spec.get("format") != FORMAT:
+    spec = read_json(path / "offramp.json")
+    written = spec.get("format") if isinstance(spec, dict) else None
+    if written != FORMAT:
         raise OfframpError(
             f"a model folder of format {FORMAT}",
-            f"{folder} of format {spec.get('format') if isinstance(spec, dict) else '?'}",
+            f"{folder}, whose offramp.json says format {written}",
             "load it with the Offramp version that wrote it, or train again",
         )
-    return spec
+    made: dict[str, Any] = spec
+    return made
 
 
 def load(folder: str | Path) -> Loaded:
     """A model folder with all its parts."""
     path, spec = Path(folder), about(folder)
-    task_spec: Mapping[str, Any] = spec["task"]
     tokenizer = load_tokenizer(str(path))
-    task = tasks.get(task_spec["name"]).from_json(dict(task_spec)).with_tokenizer(tokenizer)
-    method = methods.get(spec["method"])
-    options = methods.configure(method.options, spec["options"], spec["method"])
-    net = assemble(load_backbone(str(path), task), task, method, options)
+    try:
+        task = tasks.get(spec["task"]["name"]).from_json(spec["task"]).with_tokenizer(tokenizer)
+        method, longest, base_model = methods.get(spec["method"]), int(spec["max_length"]), str(spec["base_model"])
+        options = methods.configure(method.options, spec["options"], spec["method"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        given = f"a damaged offramp.json ({type(error).__name__}: {_first_line(error)})"
+        raise OfframpError(f"the model folder {folder}", given, "restore it or train again") from error
+    net = assemble(load_backbone(str(path), task, whole=True), task, method, options)
     try:
         net.added.load_state_dict(load_file(path / "offramp.safetensors"))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise OfframpError(
-            f"the added modules of {folder}", f"a damaged or foreign offramp.safetensors ({_first_line(error)})", "train again"
-        ) from error
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        given = f"a damaged or foreign offramp.safetensors ({_first_line(error)})"
+        raise OfframpError(f"the added modules of {folder}", given, "restore it or train again") from error
     net.eval()
-    return Loaded(net, tokenizer, method, options, spec["max_length"], spec["base_model"], path)
+    return Loaded(net, tokenizer, method, options, longest, base_model, path)

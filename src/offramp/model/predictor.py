@@ -32,7 +32,7 @@ class Predictor:
         self.network.eval()
 
     @classmethod
-    def load(cls, folder: str, engine: str = "torch") -> Predictor:
+    def load(cls, folder: str | Path, engine: str = "torch") -> Predictor:
         """Open a run folder."""
         model, path = folders.load(folder), Path(folder)
         points = operating.load(path) if (path / "points.json").is_file() else None

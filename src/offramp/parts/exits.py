@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from offramp.core.loop import State
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
 from offramp.parts.criteria import row_entropy
 from offramp.parts.heads import OffRamp, Pool, SharedRamp
 from offramp.parts.network import Network
-from offramp.parts.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,3 @@ def exit_weights(layers: list[int], rule: Literal["index", "uniform"]) -> list[f
     """One weight per exit, summing to 1."""
     raw = [layer + 1.0 if rule == "index" else 1.0 for layer in layers]
     return [w / sum(raw) for w in raw]
-
-
-def exit_losses(network: Network, trace: Trace, batch: Batch, layers: list[int]) -> Tensor:
-    """The task loss of each exit."""  # [exits]
-    lengths = batch.packed.lengths
-    losses = [network.task.loss(network(layer, trace.at(layer)), batch.targets, lengths) for layer in layers]
-    return torch.stack(losses)

@@ -36,11 +36,13 @@ class OffRamp(nn.Module):
     def read(self, packed: Packed) -> Tensor:
         """What the head looks at, before the projection."""  # [rows or tokens, wide]
         if self.pool is None:
-            return self.norm(packed.states)  # type: ignore[no-any-return]
-        if self.pool == "first":
-            return self.norm(torch.tanh(self.dense(packed.first())))  # type: ignore[misc, no-any-return]
-        pooled = packed.mean() if self.pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
-        return self.norm(pooled)  # type: ignore[no-any-return]
+            seen = packed.states
+        elif self.dense is not None:
+            seen = torch.tanh(self.dense(packed.first()))
+        else:
+            seen = packed.mean() if self.pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
+        normed: Tensor = self.norm(seen)
+        return normed
 
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row, or per token where `pool` is None."""

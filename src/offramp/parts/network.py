@@ -66,7 +66,7 @@ class Network:
 
     def extra(self, layer: int) -> HeadCost:
         """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
-        cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index, union-attr]  # a ModuleDict
+        cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
         return cost
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offramp.core.packed import Packed
 from offramp.parts.batch import Batch, Data
+from offramp.parts.losses import exit_loss
 from offramp.parts.network import Network
-from offramp.parts.trace import trace
+from offramp.parts.trace import Trace, trace
 
 Backward = Callable[[Tensor], None]
 Groups = list[dict[str, Any]]
@@ -52,9 +54,8 @@ class Stage:
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """Loss and backward pass of one batch; what is returned is logged."""
-        last = trace(self.network.encoder, batch.packed).at(self.network.depth)
-        logits = self.network(self.network.depth, last)
-        loss = self.network.task.loss(logits, batch.targets, batch.packed.lengths)
+        depth = self.network.depth
+        loss = exit_loss(self.network, depth, trace(self.network.encoder, batch.packed).at(depth), batch)
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -74,7 +75,7 @@ def fresh_parameters(network: Network) -> set[str]:
     return {name for name, p in network.named_parameters() if id(p) not in base}
 
 
-def frozen(network: Network, packed: Any) -> Any:
+def frozen(network: Network, packed: Packed) -> Trace:
     """A trace of the backbone without gradients, dropout off."""
     with torch.no_grad():
         return trace(network.encoder, packed)

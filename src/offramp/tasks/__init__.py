@@ -38,12 +38,16 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
     provides: ClassVar[frozenset[str]] = frozenset({"distribution"})  # what exit rules may ask of the answers
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution"})  # what methods may ask of it
 
     @classmethod
     @abstractmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:
         """The text columns that these rows would be read by."""
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """The columns a row to predict on must have, in the order a caller may give them without names."""
+        return self.columns([])
 
     @classmethod
     @abstractmethod
@@ -111,20 +115,6 @@ class Task(ABC):
         `scored` [tokens] marks the tokens where answers stand (the first of each word); by default all of them.
         """
         return logits, None
-
-    def distributions(
-        self, logits: torch.Tensor, lengths: torch.Tensor, scored: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of each categorical answer [answers, C] and the row it belongs to (None: one answer a row).
-
-        `scored` marks the tokens that carry an answer (the first piece of each word).
-        """
-        if self.kind == "row":
-            return logits, None
-        import torch
-
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(logits.device)
-        return (logits, owner) if scored is None else (logits[scored], owner[scored])
 
     @abstractmethod
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:

@@ -41,6 +41,10 @@ class Task(tasks.Task):
     def columns(cls, rows: Rows) -> tuple[str, ...]:
         return _texts.columns(rows)
 
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return self.texts
+
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
         task = cls(_texts.columns(rows))

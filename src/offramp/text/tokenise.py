@@ -140,7 +140,8 @@ def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[
             return heads, [full - count for full, count in zip(before, counts, strict=True)]
         for row, encoding in enumerate(encodings):
             if counts[row] > longest:
-                heads[row] = heads[row][: encoding.offsets[longest][0]]
+                place, size = encoding.offsets[longest][0], len(heads[row])
+                heads[row] = heads[row][: place if place < size else size // 2].rstrip()  # offsets leave spaces out
 
 
 def _cares_about_spaces(tokenizer: Tokenizer) -> bool:

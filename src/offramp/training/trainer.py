@@ -152,7 +152,7 @@ class Trainer:
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
             share = len(mine) * self.world / len(ids)
             with self._autocast():
-                out = stage.step(made, lambda loss: (loss * share).backward())  # type: ignore[no-untyped-call]
+                out = stage.step(made, lambda loss: (loss * share).backward())
             logged = out["loss"].float() * share
         parameters = [p for _, p in stage.trainable()]
         if self.world > 1:

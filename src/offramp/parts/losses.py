@@ -1,0 +1,28 @@
+"""Losses at exits, shared by stages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from offramp.core.packed import Packed
+from offramp.parts.batch import Batch
+from offramp.parts.network import Network
+from offramp.parts.trace import Trace
+
+IGNORED = -100  # the target of tokens without a label
+
+
+def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Tensor:
+    """The task's loss of the answer after a layer."""
+    targets = batch.targets
+    if network.task.outputs == 0:  # a vocabulary: answer only where somebody asks
+        asked = (targets != IGNORED).nonzero().squeeze(1)
+        packed = Packed(packed.states.index_select(0, asked), torch.tensor([asked.shape[0]]))
+        targets = targets.index_select(0, asked)
+    return network.task.loss(network(layer, packed), targets, packed.lengths)
+
+
+def exit_losses(network: Network, trace: Trace, batch: Batch, layers: list[int]) -> Tensor:
+    """The task's loss of each exit."""  # [exits]
+    return torch.stack([exit_loss(network, layer, trace.at(layer), batch) for layer in layers])

@@ -1,0 +1,153 @@
+"""Every method × backbone, discovered: a file that lands in methods/ or backbones/ is tested by being there."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from torch import Tensor
+
+from offramp import engines, methods, tasks
+from offramp.budget.calibrate import candidates, record
+from offramp.core import cost
+from offramp.core.loop import Result, run
+from offramp.core.packed import pack
+from offramp.methods import Method
+from offramp.model.folder import assemble
+from offramp.parts.batch import Data, batch, packed_rows
+from offramp.parts.network import Network
+from offramp.parts.stage import Stage
+from offramp.parts.trace import trace
+from offramp.text.tokenise import Encoded
+
+LENGTHS = [9, 3, 17, 5, 5, 30]
+TASKS = ["classification", "tagging"]
+ROWS = [{"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
+        for i, n in enumerate(LENGTHS)]  # fmt: skip
+CASES = [(m, b, t) for m in methods.names() for b in tiny.BACKBONES for t in TASKS]
+cases = pytest.mark.parametrize(("name", "backbone", "task"), CASES, ids=["-".join(case) for case in CASES])
+
+
+@cache
+def made(name: str, backbone: str, task: str) -> tuple[Method, Network, Data]:
+    spec = tasks.get(task).from_rows(ROWS, "rows")
+    method = methods.get(name)
+    torch.manual_seed(3)
+    net = assemble(tiny.model(backbone, spec.auto_class), spec, method, method.options())
+    net.eval()
+    ids = tiny.rows(LENGTHS)
+    encoded = [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)]
+    return method, net, Data(ROWS, encoded)
+
+
+def settings_from_tight_to_loose(method: Method, net: Network, data: Data) -> list[Any]:
+    """A few settings that really differ in what they do, the loosest last."""
+    tried = [methods.configure(method.settings, s, method.name) for s in candidates(net, method, record(net, data))]
+    return [*tried[:: max(1, len(tried) // 5)][::-1], method.settings()]
+
+
+def answer(method: Method, net: Network, settings: Any, encoded: list[Encoded], engine: str = "torch") -> Result:
+    with torch.no_grad():
+        packed = packed_rows(net.task, encoded)
+        return run(engines.make(engine, net.encoder), net, method.policy(net, settings), packed)
+
+
+def by_row(net: Network, result: Result, lengths: list[int]) -> list[Tensor]:
+    return list(result.logits.split(lengths)) if net.per_token else list(result.logits)
+
+
+def test_every_method_file_is_whole() -> None:
+    for name in methods.names():
+        method = methods.get(name)
+        assert is_dataclass(method.settings) and is_dataclass(method.options) and method.summary.endswith(".")
+        assert all(f.default is not None for f in fields(method.settings))
+
+
+@cases
+def test_loosest_setting_is_the_full_model(name: str, backbone: str, task: str) -> None:
+    method, net, data = made(name, backbone, task)
+    result = answer(method, net, method.settings(), data.encoded)
+    packed = packed_rows(net.task, data.encoded)
+    with torch.no_grad():
+        soft = net(net.depth, trace(net.encoder, packed).at(net.depth))
+    assert torch.allclose(result.logits, soft, atol=1e-5)  # the run-time path is the training path in the limit
+    assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
+    if method.hf_equal:
+        theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
+        for row, part in enumerate(by_row(net, result, LENGTHS)):
+            assert torch.allclose(part, theirs[row, : LENGTHS[row]] if net.per_token else theirs[row], atol=1e-5)
+    spent = cost.macs(result.log, net, len(LENGTHS))
+    assert torch.allclose(spent, cost.full(net, net.depth, torch.tensor(LENGTHS)))
+
+
+@cases
+def test_a_batch_equals_its_rows_one_at_a_time_in_any_order(name: str, backbone: str, task: str) -> None:
+    method, net, data = made(name, backbone, task)
+    for settings in settings_from_tight_to_loose(method, net, data):
+        together = answer(method, net, settings, data.encoded)
+        parts = by_row(net, together, LENGTHS)
+        spent = cost.macs(together.log, net, len(LENGTHS))
+        order = [4, 0, 5, 2, 1, 3]
+        shuffled = answer(method, net, settings, [data.encoded[i] for i in order])
+        assert shuffled.exit_layer.tolist() == together.exit_layer[order].tolist()
+        for row, item in enumerate(data.encoded):
+            alone = answer(method, net, settings, [item])
+            assert alone.exit_layer.item() == together.exit_layer[row].item(), settings
+            assert torch.allclose(by_row(net, alone, [LENGTHS[row]])[0], parts[row], atol=1e-5)
+            assert cost.macs(alone.log, net, 1).item() == pytest.approx(spent[row].item())
+
+
+@cases
+def test_cost_is_monotone_in_the_knob(name: str, backbone: str, task: str) -> None:
+    method, net, data = made(name, backbone, task)
+    ladder = settings_from_tight_to_loose(method, net, data)
+    layers = [answer(method, net, s, data.encoded).exit_layer.sum().item() for s in ladder]
+    assert layers == sorted(layers)
+    assert len(ladder) == 1 or layers[0] < layers[-1]
+
+
+@cases
+def test_gradients_reach_exactly_the_declared_parameters(name: str, backbone: str, task: str) -> None:
+    method, net, data = made(name, backbone, task)
+    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    for stage in method.stages(net, method.options()):
+        declared = {key for key, _ in stage.trainable()}
+        reached = _reached(stage, net, some)
+        assert reached <= declared
+        unused = {key for key in declared - reached if "pooler" not in key}
+        assert not unused, f"{stage.name} declares parameters its loss never reaches"
+
+
+def _reached(stage: Stage, net: Network, some: Any) -> set[str]:
+    for _, parameter in net.named_parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    for _, parameter in stage.trainable():
+        parameter.requires_grad_(True)
+    stage.mode()
+    stage.step(some, lambda loss: loss.backward())
+    net.eval()
+    reached = {key for key, p in net.named_parameters() if p.grad is not None}
+    for _, parameter in net.named_parameters():
+        parameter.requires_grad_(True)
+        parameter.grad = None
+    return reached
+
+
+@pytest.mark.parametrize("engine", engines.names())
+@cases
+def test_every_engine_decides_like_torch(name: str, backbone: str, task: str, engine: str) -> None:
+    method, net, data = made(name, backbone, task)
+    for settings in settings_from_tight_to_loose(method, net, data)[::3]:
+        ours, theirs = answer(method, net, settings, data.encoded, engine), answer(method, net, settings, data.encoded)
+        assert torch.equal(ours.exit_layer, theirs.exit_layer)
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
+
+
+def test_pack_gives_the_same_as_packed_rows() -> None:
+    _, net, data = made("full", "bert", "classification")
+    assert torch.equal(packed_rows(net.task, data.encoded).tokens["id"], pack([e.ids for e in data.encoded]).tokens["id"])
