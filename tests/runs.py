@@ -17,56 +17,78 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import transformers
-
+from offramp.model.folder import quiet
+from offramp.training import job
+from offramp.training.job import Job
+from offramp.training.schedule import Schedule
 from tests import tiny, tiny_tokenizers
 
 Rows = list[dict[str, Any]]
-WORDS = "the a film is very who saw it what and or man woman call".split()
-PRELOAD = ["offramp.cli", "offramp.study.console", "offramp.training.job", "transformers.models.bert.modeling_bert",
-           "offramp.methods.deebert", "offramp.tasks.classification", "sklearn.metrics", "tests.runs"]  # fmt: skip
+TASKS = {  # kind of rows → task
+    "classification": "classification",
+    "pairs": "classification",
+    "regression": "regression",
+    "tagging": "tagging",
+    "span": "span",
+    "masked_lm": "masked_lm",
+}
+SPLITS = (("train", 48, 0), ("dev", 24, 1))  # name, rows, seed
+WORDS = ["the", "a", "film", "is", "very", "who", "saw", "it", "what", "and", "or", "man", "woman", "call"]
+PRELOAD = [  # what a command imports
+    "offramp.cli",
+    "offramp.methods.deebert",
+    "offramp.study.console",
+    "offramp.tasks.classification",
+    "offramp.training.job",
+    "sklearn.metrics",
+    "tests.runs",
+    "transformers.models.bert.modeling_bert",
+]
 
 
-def model_folder(path: Path, backbone: str = "bert") -> Path:
-    """A tiny pretrained model on disk: what a user gives as --model."""
+def model_folder(path: Path, backbone: str = "bert", **config: Any) -> Path:
+    """A tiny pretrained model on disk: what a user gives as --model. Rows of up to 64 tokens."""
     tokenizer = tiny_tokenizers.wordpiece()
-    net = tiny.model(backbone, tiny.AUTO["masked_lm"], vocab_size=len(tokenizer), max_position_embeddings=64)
-    transformers.logging.disable_progress_bar()
-    net.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    transformers.logging.enable_progress_bar()
+    shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, **config}
+    with quiet():
+        tiny.model(backbone, tiny.AUTO["masked_lm"], **shape).save_pretrained(path)
+        tokenizer.save_pretrained(path)
     return path
 
 
-def rows(task: str, count: int, seed: int = 0) -> Rows:
-    """Rows that can be learned: what is asked stands in the text. `pairs` is classification of two texts."""
-    draw = random.Random(f"{task} {seed}")
-    return [_row(task, draw, number) for number in range(count)]
+def rows(kind: str, count: int, seed: int = 0) -> Rows:
+    """Rows that can be learned: what is asked stands in the text."""
+    draw = random.Random(f"{kind} {seed}")
+    return [_row(kind, draw, number % 2 == 0) for number in range(count)]
 
 
-def _row(task: str, draw: random.Random, number: int) -> dict[str, Any]:
+def _row(kind: str, draw: random.Random, good: bool) -> dict[str, Any]:
     words = draw.choices(WORDS, k=draw.randint(2, 14))
-    good = number % 2 == 0
     marked = [*words, "good" if good else "bad"]
     draw.shuffle(marked)
     text = " ".join(marked)
-    if task == "classification":
+    if kind == "classification":
         return {"text": text, "label": "good" if good else "bad"}
-    if task == "pairs":
+    if kind == "pairs":
         return {"text_a": " ".join(words), "text_b": text, "label": int(good)}
-    if task == "regression":
+    if kind == "regression":
         return {"text": text, "label": len(words) / 10 + good}
-    if task == "tagging":
-        named = ["EU" if word in ("good", "bad") else word for word in marked]
-        return {"tokens": named, "tags": ["B-ORG" if word == "EU" else "O" for word in named]}
-    if task == "span":
+    if kind == "tagging":
+        tags = ["B-ORG" if word in ("good", "bad") else "O" for word in marked]
+        return {"tokens": marked, "tags": tags}
+    if kind == "span":
         context = f"{text} lives in paris ."
-        return {"question": "who is in it ?", "context": context, "answers": {"text": ["paris"], "answer_start": [context.index("paris")]}}  # noqa: E501
+        answers = {"text": ["paris"], "answer_start": [context.index("paris")]}
+        return {"question": "who is in it ?", "context": context, "answers": answers}
     return {"text": text}
 
 
-TASKS = {"classification": "classification", "pairs": "classification", "regression": "regression",
-         "tagging": "tagging", "span": "span", "masked_lm": "masked_lm"}  # kind of rows → task  # fmt: skip
+def train(base: str, folder: Path, method: str, kind: str = "classification", **more: Any) -> Path:
+    """A finished run `folder/run`, its rows in `folder/train.jsonl` and `folder/dev.jsonl`."""
+    given = {name: jsonl(folder / f"{name}.jsonl", rows(kind, count, seed)) for name, count, seed in SPLITS}
+    more = {"schedule": Schedule(epochs=4, batch_size=8, lr=0.01), **more}
+    job.train(Job(model=base, out=str(folder / "run"), task=TASKS[kind], method=method, **given, **more))
+    return folder / "run"
 
 
 def jsonl(path: Path, content: Sequence[Mapping[str, Any]]) -> str:
@@ -75,9 +97,9 @@ def jsonl(path: Path, content: Sequence[Mapping[str, Any]]) -> str:
     return str(path)
 
 
-def files(folder: Path) -> set[str]:
-    """Everything in a folder and below, by relative path."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file in a folder and below, hidden ones too, by relative path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def start(arguments: Sequence[str], log: Path, first: Callable[[], None] | None = None) -> BaseProcess:
@@ -89,7 +111,7 @@ def start(arguments: Sequence[str], log: Path, first: Callable[[], None] | None 
     return process
 
 
-def finish(process: BaseProcess, seconds: float = 60.0) -> int | None:
+def finish(process: BaseProcess, seconds: float = 60.0) -> int:
     """Wait for a command; its exit code, negative for a signal."""
     process.join(seconds)
     if process.exitcode is None:
@@ -102,7 +124,7 @@ def finish(process: BaseProcess, seconds: float = 60.0) -> int | None:
 def _command(arguments: list[str], log: str, first: Callable[[], None] | None) -> None:
     from offramp import cli
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server its children are forked from ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server it was forked from ignores Ctrl-C
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

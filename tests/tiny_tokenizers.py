@@ -11,7 +11,13 @@ from transformers import PreTrainedTokenizerFast
 WORDS = "the a film is good bad not very who saw it what in paris lives and or man woman EU rejects call . , ? : -"
 PIECES = "##s ##ing ##ly un ##able play ##ed"
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
 @cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from offramp.errors import OfframpError
+
+INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Transformers that spend only the compute an input needs.")  # fmt: skip
@@ -35,9 +38,9 @@ def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
 def train(
     *,
     model: Annotated[str, typer.Option(help="a model folder, a hub name, or `minilm` for the carried one")],
-    train: Annotated[str, typer.Option(help="training rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
+    train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
-    task: Annotated[str, typer.Option(help="classification, regression, tagging, span or masked_lm")] = "classification",
+    task: Annotated[str, typer.Option(help="classification, regression, tagging, span, masked_lm")] = "classification",
     method: Annotated[str, typer.Option(help="full, branchynet, deebert …")] = "full",
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
@@ -97,20 +100,20 @@ def evaluate(
     json: Annotated[str | None, typer.Option("--json", help="write the result cell here")] = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
-    import yaml
-
     from offramp.model.files import write_json
+    from offramp.model.folder import read_recipe
     from offramp.model.predictor import Predictor
     from offramp.study import console
     from offramp.study.evaluate import Origin
     from offramp.study.evaluate import evaluate as measure
     from offramp.text.read import read
 
+    if set_ and budget is not None:
+        raise OfframpError("one setting to evaluate", "both --set and --budget", "give one of them")
     predictor = Predictor.load(run, engine)
     settings = predictor.settings(budget, _pairs(set_, "--set"))
-    rows = read(data, columns=_pairs(column, "--column"), limit=limit)
-    name, recipe = Path(data), yaml.safe_load((Path(run) / "recipe.yaml").read_text(encoding="utf-8"))
-    origin = Origin(name.parent.name or name.name, name.name.split(".")[0], command_line(), recipe)
+    rows, name = read(data, columns=_pairs(column, "--column"), limit=limit), Path(data)
+    origin = Origin(name.parent.name or name.name, name.name.split(".")[0], command_line(), read_recipe(run))
     cell = measure(predictor, rows, settings, origin, batch_size)
     if json:
         write_json(Path(json), cell)
@@ -152,27 +155,27 @@ def info(
     elif run:
         console.show_run(run)
     else:
-        raise OfframpError("something to describe", "neither a run nor --env", "offramp info RUN, or offramp info --env")
+        raise OfframpError("something to describe", "no run and no --env", "offramp info RUN, or offramp info --env")
 
 
 @app.command()
 def demo(
     *,
-    out: Annotated[str, typer.Option(help="where the run and the picture go")] = "runs/demo",
+    out: Annotated[str | None, typer.Option(help="the run folder (runs/demo, or runs/demo-quick with --quick)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="fewer rows, under 90 seconds")] = False,
 ) -> None:
     """Fine-tune the carried MiniLM on movie-review sentences and show what a budget buys."""
     from offramp.study.demo import demo as show
 
-    show(out, quick)
+    show(out or ("runs/demo-quick" if quick else "runs/demo"), quick)
 
 
 @app.command()
 def version() -> None:
     """The version."""
-    import offramp
+    from offramp import __version__
 
-    typer.echo(offramp.__version__)
+    typer.echo(__version__)
 
 
 def command_line() -> str:
@@ -183,11 +186,25 @@ def command_line() -> str:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: bad input is one clear message and exit code 2, Ctrl-C is 130; anything else is a bug and shows."""
-    try:
-        app(args=arguments, standalone_mode=True)
-    except OfframpError as error:
-        typer.secho(f"offramp: {error}", err=True, fg="red")
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; nothing that was complete is lost", err=True)
-        raise SystemExit(130) from None
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        try:
+            app(args=arguments, standalone_mode=True)
+        except OfframpError as error:
+            typer.secho(f"offramp: {error}", err=True, fg="red")
+            raise SystemExit(2) from None
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
+                raise
+            typer.echo("\nstopped; nothing that was complete is lost. Training goes on by the same command.", err=True)
+            raise SystemExit(INTERRUPTED) from None
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Our own warnings in a line; the rest (deprecations in libraries) is not for users of commands."""
+    if category is UserWarning:
+        typer.secho(f"offramp: {message}", err=True, fg="yellow")
+
+
+if __name__ == "__main__":  # accelerate launch --module offramp.cli train …
+    main()

@@ -6,19 +6,17 @@ import csv
 import gzip
 import io
 import json
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError
 from offramp.text.read import fingerprint, read, require, stream
 
 ROWS = [{"text": "a gem, really", "label": "good"}, {"text": 'he said "no"', "label": "bad"}]
@@ -133,7 +131,9 @@ def test_any_text_survives_jsonl(texts: list[str]) -> None:
         ("no line end", ["no line end"]),
     ],
 )
-def test_stdin_is_lines_or_json_by_its_first_line(monkeypatch: pytest.MonkeyPatch, piped: str, texts: list[str]) -> None:
+def test_stdin_is_lines_or_json_by_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, piped: str, texts: list[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
     assert [row["text"] for row in read("-")] == texts
 
@@ -190,9 +190,9 @@ def test_damaged_archives(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_told_at_once_with_near_names(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl.gz", as_jsonl(ROWS))
-    with pytest.raises(OfframpError, match="did you mean .*train.jsonl.gz"):
+    with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
         stream(str(tmp_path / "train.jsonl"))
-    with pytest.raises(OfframpError, match="did you mean .*train.jsonl.gz"):
+    with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
         stream(str(tmp_path / "trian.jsonl"))
     assert "there is no folder" in refused(str(tmp_path / "nowhere" / "x.csv"))
     assert "a folder, not a file" in refused(str(tmp_path)) and "train.jsonl.gz" in refused(str(tmp_path))
@@ -225,80 +225,9 @@ def test_fingerprint_follows_content_only(tmp_path: Path) -> None:
     assert base != fingerprint("x", ROWS[::-1]) != fingerprint("x", ROWS[:1])
 
 
-class Hub(ModuleType):
-    """A stand-in for `datasets` that knows two data sets."""
-
-    class ClassLabel:
-        names = ("O", "B-PER")
-
-        def int2str(self, index: int) -> str:
-            return self.names[index]
-
-    class List:
-        def __init__(self, feature: object) -> None:
-            self.feature = feature
-
-    class DatasetNotFoundError(FileNotFoundError):
-        pass
-
-    def load_dataset(self, name: str, config: str | None = None, split: str = "") -> Any:
-        if name == "unreachable":
-            raise ConnectionError("Couldn't reach the Hub")
-        if (name, config) not in [("glue", "sst2"), ("owner/imdb", None), ("conll", None)]:
-            raise self.DatasetNotFoundError(f"no {name} {config}")
-        rows = [{"sentence": f"{name} {config} {split}", "tags": [0, 1]}]
-        features = {"sentence": object(), "tags": self.List(self.ClassLabel())}
-
-        class Data(list[dict[str, Any]]):
-            pass
-
-        data = Data(rows)
-        data.features = features  # type: ignore[attr-defined]
-        return data
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    made = Hub("datasets")
-    monkeypatch.setitem(sys.modules, "datasets", made)
-    monkeypatch.setitem(
-        sys.modules, "datasets.exceptions", SimpleNamespace(DatasetNotFoundError=Hub.DatasetNotFoundError)
-    )
-    monkeypatch.chdir(tmp_path)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("source", "asked"),
-    [
-        ("glue/sst2:validation", "glue sst2 validation"),
-        ("glue/sst2", "glue sst2 train"),
-        ("owner/imdb:test[:10%]", "owner/imdb None test[:10%]"),
-        ("conll:train", "conll None train"),
-    ],
-)
-def test_names_of_datasets(hub: Hub, source: str, asked: str) -> None:
-    assert read(source, columns={"text": "sentence"}) == [{"text": asked, "tags": ["O", "B-PER"]}]
-
-
-def test_a_dataset_that_does_not_load(hub: Hub, tmp_path: Path) -> None:
-    assert "Couldn't reach the Hub" in refused("unreachable:train")
-    assert "NAME/CONFIG:SPLIT" in refused("glue/cola")
-    (tmp_path / "data").mkdir()
-    for path in ("data/train", "train.csv", "./glue", "/glue", "train.xml"):
-        assert "datasets" not in refused(path)
-
-
-def test_missing_extras_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'offramp[data]'" in refused("glue/sst2:validation")
+def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'offramp[data]'" in refused(write(tmp_path, "a.parquet", b"x"))
-
-
-def test_the_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(need("data", "pyarrow")))
-    assert isinstance(error, OfframpError) and error.fix == "pip install 'offramp[data]'" and error.asked in str(error)
 
 
 def test_reading_loads_nothing_heavy() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tiny_tokenizers import bytelevel, wordpiece
 
 from offramp.errors import OfframpError
 from offramp.text.tokenise import encode_texts, encode_windows, encode_words, limit
+from tests.tiny_tokenizers import bytelevel, wordpiece
 
 BOTH = [wordpiece, bytelevel]
 CONTEXT = "the man lives in paris and the woman is not in paris . who saw it ? a film is very good ."
@@ -35,7 +35,7 @@ def test_texts_equal_the_tokenizer_alone(make: Any) -> None:
 
 def test_pairs_have_types_and_words_that_go_on() -> None:
     (row,) = encode_texts(wordpiece(), ["the films"], ["not bad"], 16)
-    assert wordpiece().convert_ids_to_tokens(row.ids) == "[CLS] the film ##s [SEP] not bad [SEP]".split()
+    assert wordpiece().convert_ids_to_tokens(row.ids) == ["[CLS]", "the", "film", "##s", "[SEP]", "not", "bad", "[SEP]"]
     assert row.types == [0, 0, 0, 0, 0, 1, 1, 1]
     assert row.words == [-1, 0, 1, 1, -1, 2, 3, -1] and row.cut == 0 and row.offsets == []
 
@@ -57,12 +57,14 @@ def test_tokenizers_without_types_get_zeros() -> None:
 
 @pytest.mark.parametrize("make", BOTH)
 def test_nothing_in_nothing_out(make: Any) -> None:
-    assert encode_texts(make(), [], None, 8) == encode_words(make(), [], 8) == encode_windows(make(), [], [], 32, 4) == []
+    assert (
+        encode_texts(make(), [], None, 8) == encode_words(make(), [], 8) == encode_windows(make(), [], [], 32, 4) == []
+    )
 
 
 @pytest.mark.parametrize("make", BOTH)
 def test_split_words_read_like_running_text(make: Any) -> None:
-    tokenizer, words = make(), "a film is very good".split()
+    tokenizer, words = make(), ["a", "film", "is", "very", "good"]
     (row,) = encode_words(tokenizer, [words], 40)
     leading = " " if make is bytelevel else ""
     assert row.ids == plain(tokenizer, leading + " ".join(words))
@@ -73,7 +75,7 @@ def test_split_words_read_like_running_text(make: Any) -> None:
 def test_words_in_pieces_words_without_pieces_words_cut_off(make: Any) -> None:
     tokenizer = make()
     rows = encode_words(tokenizer, [["unable", "films"], ["the"] * 30], 10)
-    assert rows[0].words == sorted(rows[0].words[:-1]) + [-1] and set(rows[0].words) == {-1, 0, 1}
+    assert rows[0].words == [*sorted(rows[0].words[:-1]), -1] and set(rows[0].words) == {-1, 0, 1}
     assert len(rows[1].ids) == 10 and rows[1].words[1:-1] == list(range(8)) and rows[1].cut == 22
     (gap,) = encode_words(wordpiece(), [["the", "\u0000", "film"]], 10)
     assert gap.words == [-1, 0, 2, -1]
@@ -123,6 +125,8 @@ def test_no_row_is_longer_than_allowed_whatever_the_text(texts: list[str], longe
 
 def test_limit() -> None:
     tokenizer = wordpiece()
-    assert limit(tokenizer, 512, None) == 512 and limit(tokenizer, 512, 128) == 128 and limit(tokenizer, 512, 999) == 512
+    assert (
+        limit(tokenizer, 512, None) == 512 and limit(tokenizer, 512, 128) == 128 and limit(tokenizer, 512, 999) == 512
+    )
     with pytest.raises(OfframpError, match="5 or more"):
         limit(tokenizer, 512, 4)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp import engines, methods
@@ -22,7 +23,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
-from offramp.model.runner import Outcome, full_macs, run_encoded, run_packed, score
+from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, run_packed, score
 from offramp.parts.batch import Data, packed_rows
 from offramp.parts.criteria import row_entropy
 from offramp.parts.network import Network
@@ -114,9 +115,18 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[d
     if isinstance(space, Fixed) or not isinstance(space, Threshold):
         return []
     seen = [row_entropy(network.task, logits, recording.packed) for logits in recording.logits.values()]
-    values = np.quantile(torch.cat(seen).numpy(), np.linspace(0, 1, CANDIDATES))
-    spread = np.unique(np.append(np.maximum(values, 1e-6), values[-1] * 1.001 + 1e-6))
-    return [{space.name: float(f"{value:.6g}")} for value in spread]
+    return [{space.name: value} for value in cuts(torch.cat(seen).double().numpy())]
+
+
+def cuts(values: NDArray[np.float64]) -> list[float]:
+    """Thresholds that part these values evenly, each in the middle of a wide gap, and one above them all.
+
+    No value stands on a threshold, so that rounding (another batch, another engine) moves no row to the other side.
+    """
+    known = np.unique(values)
+    gaps = np.diff(known)
+    widest = [part[gaps[part].argmax()] for part in np.array_split(np.arange(len(gaps)), CANDIDATES) if len(part)]
+    return [float(cut) for cut in [*((known[i] + known[i + 1]) / 2 for i in widest), known[-1] * 1.001 + 1e-6]]
 
 
 def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
@@ -135,8 +145,8 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         made = methods.configure(method.settings, settings, method.name)
         outcome = replay(network, recording, method.policy(network, made))
         metrics = task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits))
-        share = float(outcome.macs.sum()) / full
-        return Point(asdict(made), share, metrics[task.metric], float(outcome.exit_layer.mean()))
+        layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
+        return Point(asdict(made), float(macs.sum()) / full, metrics[task.metric], float(layers.mean()))
 
     loosest = point({})
     tried = [point(settings) for settings in candidates(network, method, recording)]

@@ -95,6 +95,14 @@ class Packed:
                 other.__dict__[name] = self.__dict__[name]
         return other
 
+    def to(self, device: torch.device) -> Packed:
+        """States and columns on a device; lengths stay on the CPU."""
+        if device == self.device:
+            return self
+        rows = {name: column.to(device) for name, column in self.rows.items()}
+        tokens = {name: column.to(device) for name, column in self.tokens.items()}
+        return Packed(self.states.to(device), self.lengths, rows, tokens)
+
     def keep_tokens(self, keep: Tensor) -> Packed:
         """Only the tokens where `keep` is true. Every row must keep at least one token."""
         index = keep.nonzero().squeeze(1)

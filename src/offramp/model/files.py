@@ -106,6 +106,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise OfframpError(f"the file {path.name}", f"no such file in {path.parent}", "check the folder's name") from error
+        given = f"no such file in {path.parent}"
+        raise OfframpError(f"the file {path.name}", given, "check the folder's name, or train again") from error
     except (OSError, ValueError) as error:
         raise OfframpError(f"to read {path}", f"a damaged file ({error})", "restore it or train again") from error

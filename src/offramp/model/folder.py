@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import offramp
+from offramp import __version__
 from offramp import backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.methods import Method
@@ -146,7 +147,7 @@ def describe(model: Loaded) -> dict[str, Any]:
         "max_length": model.max_length,
         "base_model": model.base_model,
         "versions": {
-            "offramp": offramp.__version__,
+            "offramp": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -158,14 +159,22 @@ def is_run(folder: Path) -> bool:
     return (folder / "offramp.json").is_file()
 
 
+def working_folder(out: Path) -> Path:
+    """Where a run is trained before it takes its place."""
+    return out.with_name(out.name + ".partial")
+
+
 def about(folder: str | Path) -> dict[str, Any]:
     """offramp.json of a run, or a clear answer why this is not one."""
     path = Path(folder)
     if not is_run(path):
-        what = "an existing folder without offramp.json" if path.is_dir() else "no such folder"
-        raise OfframpError(
-            f"the run folder {str(folder)!r}", what, "give the folder that `offramp train --out` wrote"
-        )
+        what, fix = "no such folder", "give the folder that `offramp train --out` wrote"
+        if path.exists():
+            what = "an existing folder without offramp.json" if path.is_dir() else "a file"
+        elif working_folder(path).is_dir():
+            what = "its training is not finished"
+            fix = "run the same `offramp train` command again: it goes on where it stopped"
+        raise OfframpError(f"the run folder {str(folder)!r}", what, fix)
     spec = read_json(path / "offramp.json")
     written = spec.get("format") if isinstance(spec, dict) else None
     if written != FORMAT:
@@ -176,6 +185,16 @@ def about(folder: str | Path) -> dict[str, Any]:
         )
     made: dict[str, Any] = spec
     return made
+
+
+def read_recipe(folder: str | Path) -> dict[str, Any]:
+    """recipe.yaml of a run: how it was trained; empty for a folder made in other ways."""
+    path = Path(folder) / "recipe.yaml"
+    try:
+        made = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise OfframpError(f"to read {path}", f"a damaged file ({_first_line(error)})", "restore it") from error
+    return made if isinstance(made, dict) else {}
 
 
 def load(folder: str | Path) -> Loaded:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from offramp import engines, methods
 from offramp.errors import OfframpError
@@ -15,10 +14,11 @@ from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.folder import Loaded
 from offramp.model.points import Points
-from offramp.model.runner import Outcome, full_macs, run_encoded
+from offramp.model.runner import Outcome, by_row, full_macs, run_encoded
 from offramp.text.tokenise import Encoded
 
 Row = Mapping[str, Any]
+CHUNK = 64  # batches sorted by length together
 
 
 class Predictor:
@@ -57,12 +57,21 @@ class Predictor:
         self, texts: Sequence[Any], budget: float | None = None, batch_size: int = 32
     ) -> list[dict[str, Any]]:
         """Predictions in input order. A text may be a string, a pair, a list of words, or a row with named columns."""
-        rows = [self._row(text) for text in texts]
-        if not rows:
-            return []
-        encoded = self.prepare(rows)
-        outcome = self.run(encoded, self.settings(budget), batch_size)
-        return self.finish(rows, encoded, outcome)
+        if isinstance(texts, str | Mapping):
+            raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
+        rows, settings = [self._row(text) for text in texts], self.settings(budget)
+        self.task.check_inputs(rows, "the input")
+        answers: list[dict[str, Any]] = []
+        for chunk in self.chunks(rows, batch_size):
+            encoded = self.prepare(chunk)
+            answers += self.finish(chunk, encoded, self.run(encoded, settings, batch_size))
+        return answers
+
+    def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
+        """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary."""
+        rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 else CHUNK)
+        while chunk := list(itertools.islice(rows, size)):
+            yield chunk
 
     def _row(self, text: Any) -> Row:
         """One input as a row with the task's own column names."""
@@ -71,7 +80,9 @@ class Predictor:
             return text
         parts = [text] if len(names) == 1 else text
         if isinstance(parts, str) or not isinstance(parts, Sequence) or len(parts) != len(names):
-            raise OfframpError(f"an input with {', '.join(names)}", repr(text)[:80], "give one value for each, in order")
+            raise OfframpError(
+                f"an input with {' and '.join(names)}", repr(text)[:80], "give one value for each, in order, or a dict"
+            )
         return dict(zip(names, parts, strict=True))
 
     def prepare(self, rows: Sequence[Row], source: str = "the input") -> list[Encoded]:
@@ -87,15 +98,11 @@ class Predictor:
     def finish(self, rows: Sequence[Row], encoded: Sequence[Encoded], outcome: Outcome) -> list[dict[str, Any]]:
         """Logits → predictions with what they cost; a row cut into windows adds its windows up."""
         answers = self.task.predictions(rows, encoded, outcome.logits)
-        owner = np.array([e.example for e in encoded])
-        windows = np.bincount(owner, minlength=len(rows))
-        sums = [np.bincount(owner, weights=w, minlength=len(rows)) for w in
-                (outcome.exit_layer, outcome.tokens_kept, outcome.macs)]  # fmt: skip
-        for i, answer in enumerate(answers):
-            mean_exit = sums[0][i] / windows[i]
-            answer["exit_layer"] = int(mean_exit) if mean_exit == int(mean_exit) else round(float(mean_exit), 3)
-            answer["tokens_kept"] = round(float(sums[1][i]), 3)
-            answer["macs"] = int(sums[2][i])
+        spent = by_row(outcome, encoded, len(rows))
+        for answer, layer, kept, macs in zip(answers, *(column.tolist() for column in spent), strict=True):
+            answer["exit_layer"] = int(layer) if layer == int(layer) else round(layer, 3)
+            answer["tokens_kept"] = round(kept, 3)
+            answer["macs"] = int(macs)
         return answers
 
     def full_macs(self, encoded: Sequence[Encoded]) -> float:

@@ -35,12 +35,12 @@ def run_packed(
 ) -> Outcome:
     """One batch through the loop. `heads` stands in for the network's own exits when a recording is replayed."""
     with torch.inference_mode():
-        made = run(engine, heads or network, policy, packed)
-    answers = made.logits.numpy()
+        made = run(engine, heads or network, policy, packed.to(network.device))
+    answers = made.logits.cpu().numpy()
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
     return Outcome(
         parts,
-        made.exit_layer.double().numpy(),
+        made.exit_layer.double().cpu().numpy(),
         cost.macs(made.log, network, packed.count).numpy(),
         cost.tokens_kept(made.log, network.depth, packed.count).numpy(),
     )
@@ -67,6 +67,7 @@ def metrics_by_loss(
 ) -> tuple[dict[str, float], Outcome]:
     """Metrics of tasks that are scored by their loss (perplexity); masking depends on the row alone."""
     losses: list[float] = []
+    batch_size = min(batch_size, 8)  # every token answers with a whole vocabulary
     parts: list[Outcome] = []
     for start in range(0, len(data.encoded), batch_size):
         made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=0)
@@ -76,6 +77,14 @@ def metrics_by_loss(
         parts.append(Outcome([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
     joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
     return network.task.metrics_from_losses(losses), Outcome([], *joined)
+
+
+def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Array, Array, Array]:
+    """Exit layer, tokens kept and MACs of each input row: windows of one row share the mean and add up the rest."""
+    owner = np.array([e.example for e in encoded])
+    spent = (outcome.exit_layer, outcome.tokens_kept, outcome.macs)
+    layers, kept, macs = (np.bincount(owner, column, rows).astype(np.float64) for column in spent)
+    return layers / np.bincount(owner, minlength=rows), kept, macs
 
 
 def full_macs(network: Network, encoded: Sequence[Encoded]) -> Array:

@@ -23,6 +23,10 @@ class Batch:
     targets: Tensor
     ids: list[int]  # which encoded rows these are: artefacts such as saliencies are looked up by them
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device."""
+        return Batch(self.packed.to(device), self.targets.to(device), self.ids)
+
 
 @dataclass(frozen=True)
 class Data:

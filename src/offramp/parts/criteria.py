@@ -17,7 +17,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """The largest entropy among a row's answers, in nats."""  # [rows]
-    spread, owner = task.distributions(logits, packed.lengths, packed.tokens.get("scored"))
+    spread, owner = task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get("scored"))
     return worst(entropy(spread), owner, packed.count)
 
 

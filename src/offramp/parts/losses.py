@@ -20,7 +20,8 @@ def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Ten
         asked = (targets != IGNORED).nonzero().squeeze(1)
         packed = Packed(packed.states.index_select(0, asked), torch.tensor([asked.shape[0]]))
         targets = targets.index_select(0, asked)
-    return network.task.loss(network(layer, packed), targets, packed.lengths)
+    logits = network(layer, packed)
+    return network.task.loss(logits, targets, packed.lengths.to(logits.device))
 
 
 def exit_losses(network: Network, trace: Trace, batch: Batch, layers: list[int]) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from offramp import backbones
@@ -33,6 +34,11 @@ class Network:
     def per_token(self) -> bool:
         """Whether answers are per token."""
         return self.task.kind == "token"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.hf.parameters()).device
 
     @property
     def depth(self) -> int:

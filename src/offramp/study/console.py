@@ -17,10 +17,14 @@ from offramp.model import points as operating
 from offramp.model.points import Points
 from offramp.study.evaluate import hardware
 from offramp.training.job import Finished, interrupted
-from offramp.training.trainer import Interrupted
 
 out = Console()
 err = Console(stderr=True)
+
+
+def say_plainly(text: str) -> None:
+    """A line to standard error as it is: brackets in names are no markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class TrainingConsole:
@@ -29,25 +33,22 @@ class TrainingConsole:
     def __init__(self, run: str, epochs: int) -> None:
         self.run, self.epochs = run, epochs
         self.main = int(os.environ.get("RANK", "0")) == 0
-        self.progress = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-                                 TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
-                                 console=err, disable=not self.main)  # fmt: skip
+        told = (TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
+        loss = TextColumn("loss {task.fields[loss]:.4f}")
+        columns = (TextColumn("{task.description}"), BarColumn(), *told, loss)
+        self.progress = Progress(*columns, console=err, disable=not self.main)
         self.bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> TrainingConsole:
         if self.main and interrupted(self.run):
-            err.print(f"going on with the unfinished run beside {self.run}")
+            say_plainly(f"going on with the unfinished run beside {self.run}")
         self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         self.progress.stop()
-        if isinstance(error, Interrupted):
-            err.print("stopped; the state is saved. Run the same command to go on.")
-            sys.exit(130)
-        return False
 
     def say(self, **news: Any) -> None:
         """Called by the trainer with whatever happened."""
@@ -56,12 +57,12 @@ class TrainingConsole:
         if news.get("done"):
             metrics = {k: v for k, v in news.items() if k not in ("done", "stage", "epoch", "loss")}
             listed = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            err.print(f"{news['stage']}, epoch {news['epoch']}: loss {news['loss']:.4f}, dev {listed}")
+            say_plainly(f"{news['stage']}, epoch {news['epoch']}: loss {news['loss']:.4f}, dev {listed}")
         elif "steps" in news:
             self._advance(news)
         else:
             cut = f", {news['cut']} truncated to {news['max_length']} tokens" if news["cut"] else ""
-            err.print(f"{news['rows']} rows to train on, {news['dev']} to choose on{cut}")
+            say_plainly(f"{news['rows']} rows to train on, {news['dev']} to choose on{cut}")
 
     def _advance(self, news: dict[str, Any]) -> None:
         name, total = news["stage"], news["steps"] * self.epochs
@@ -76,9 +77,7 @@ def points_table(points: Points) -> Table:
     table = Table(title=f"operating points on {points.data['rows']} rows of {points.data['name']}")
     for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
         table.add_column(column, justify="right")
-    shown = points.points if len(points.points) <= 14 else points.points[:: -(-len(points.points) // 14)]
-    for p in dict.fromkeys([*map(id, shown), id(points.loosest)]):
-        point = next(q for q in points.points if id(q) == p)
+    for point in [*points.points[: -1 : -(-len(points.points) // 14)], points.loosest]:
         settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in point.settings.items())
         table.add_row(f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}", settings)
     return table
@@ -89,7 +88,7 @@ def summary(finished: Finished, run: str) -> None:
     if int(os.environ.get("RANK", "0")) != 0:
         return
     out.print(points_table(finished.points))
-    out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False)
+    out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False, soft_wrap=True)
 
 
 def show_cell(cell: dict[str, Any]) -> None:
@@ -124,10 +123,10 @@ def show_environment() -> None:
     import torch
     import transformers
 
-    import offramp
+    from offramp import __version__
 
     for name, value in {
-        "offramp": offramp.__version__,
+        "offramp": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,

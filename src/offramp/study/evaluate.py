@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-import offramp
+from offramp import __version__
 from offramp.model.predictor import Predictor
-from offramp.model.runner import Outcome, score
+from offramp.model.runner import Outcome, by_row, score
 from offramp.parts.batch import Data
 
 
@@ -34,8 +34,8 @@ def hardware() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        lines = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = lines[0] if lines else name
+        named = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = named[0].split(":", 1)[1].strip() if named else name
     flags = "AVX-512 " if "AVX512" in torch.backends.cpu.get_cpu_capability() else ""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
     return f"{name}, {flags}{torch.get_num_threads()} threads, {device}"
@@ -58,7 +58,7 @@ def evaluate(
         "data": origin.data,
         "split": origin.split,
         "rows": len(rows),
-        "seed": origin.recipe["schedule"]["seed"],
+        "seed": origin.recipe.get("schedule", {}).get("seed"),
         "metrics": {name: round(value, 6) for name, value in metrics.items()},
         **_compute(predictor, data, outcome),
         "seconds": round(seconds, 3),
@@ -69,7 +69,7 @@ def evaluate(
         "hardware": hardware(),
         "command": origin.command,
         "trained": _trained(origin.recipe),
-        "version": offramp.__version__,
+        "version": __version__,
         "date": datetime.date.today().isoformat(),
     }
 
@@ -84,14 +84,14 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compute(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, Any]:
-    full = predictor.full_macs(data.encoded)
-    exits = Counter(int(layer) for layer in outcome.exit_layer)
+    layers, kept, macs = by_row(outcome, data.encoded, len(data.rows))
+    exits = Counter(round(layer) for layer in layers.tolist())
     return {
         "macs": {
-            "mean": round(float(outcome.macs.sum()) / len(data.rows)),
-            "share_of_full": round(float(outcome.macs.sum()) / full, 6),
+            "mean": round(float(macs.mean())),
+            "share_of_full": round(float(macs.sum()) / predictor.full_macs(data.encoded), 6),
         },
-        "mean_exit_layer": round(float(outcome.exit_layer.mean()), 4),
+        "mean_exit_layer": round(float(layers.mean()), 4),
         "exit_histogram": {str(layer): exits.get(layer, 0) for layer in range(predictor.network.depth + 1)},
-        "mean_tokens_kept": round(float(outcome.tokens_kept.sum()) / len(data.rows), 3),
+        "mean_tokens_kept": round(float(kept.mean()), 3),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,6 @@ from typing import Any, TextIO
 from offramp.model.files import replacing
 from offramp.model.predictor import Predictor
 from offramp.text.read import stream
-
-CHUNK = 64  # batches sorted by length together
 
 
 @dataclass
@@ -43,10 +40,10 @@ def answer_stream(
 ) -> Done:
     """Predictions for every row of a file or standard input."""
     settings, done = predictor.settings(budget), Done()
-    rows = stream(source, columns=columns)
+    rows, name = stream(source, columns=columns), "standard input" if source == "-" else source
     with _sink(output) as sink:
-        while chunk := list(itertools.islice(rows, CHUNK * batch_size)):
-            encoded = predictor.prepare(chunk, source)
+        for chunk in predictor.chunks(rows, batch_size):
+            encoded = predictor.prepare(chunk, f"{name}, counted from row {done.rows + 1}" if done.rows else name)
             outcome = predictor.run(encoded, settings, batch_size)
             for answer in predictor.finish(chunk, encoded, outcome):
                 sink.write(json.dumps(answer, ensure_ascii=False, default=_plain) + "\n")

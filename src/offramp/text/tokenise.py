@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase as Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from typing import TypeAlias
+
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
 LONGEST_QUESTION = 64  # tokens, as in the SQuAD scripts of BERT; the rest of a window is for the context
 

@@ -7,12 +7,14 @@ Nothing random needs saving: every step seeds itself from (seed, stage, step).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -60,7 +62,7 @@ def write_weights(path: Path, network: Network) -> None:
 
 def read_weights(path: Path, network: Network) -> None:
     """Back to a stage's best epoch."""
-    with safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         restore(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
 
 
@@ -78,18 +80,25 @@ def read_progress(folder: Path) -> Progress | None:
     """Where an interrupted run stands, or None if there is none."""
     if not (folder / FILE).is_file():
         return None
+    with _opened(folder / FILE) as file:
+        return Progress(**json.loads(file.metadata()["progress"]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of ours, or a clear answer that it is damaged."""
     try:
-        with safe_open(folder / FILE, framework="pt") as file:
-            return Progress(**json.loads(file.metadata()["progress"]))
-    except Exception as error:  # safetensors raises its own kind; whatever it is, the file is unusable
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise OfframpError(
-            "to resume training", f"a damaged checkpoint in {folder} ({error})", "start again with --force"
+            "to resume training", f"a damaged {path} ({error})", "start again with --force"
         ) from error
 
 
 def read(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:
     """Weights and optimiser moments of an interrupted run."""
-    with safe_open(folder / FILE, framework="pt") as file:
+    with _opened(folder / FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     restore(network, tensors)
     for number, optimiser in enumerate(optimisers):

@@ -1,4 +1,4 @@
-"""`offramp train` as a function: read, build, fit, calibrate, write. Everything happens beside `out`, which appears whole."""
+"""`offramp train` as a function: read, build, fit, calibrate, write. Work happens beside `out`, which appears whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-import offramp
+from offramp import __version__
 from offramp import methods, tasks
 from offramp.budget.calibrate import calibrate
 from offramp.errors import OfframpError
@@ -20,10 +20,11 @@ from offramp.methods import Method
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
-from offramp.model.files import read_json, write_json, write_text
+from offramp.model.files import read_json, replacing, unwritable, write_json, write_text
 from offramp.model.folder import Loaded
 from offramp.model.points import Points
 from offramp.parts.batch import Data
+from offramp.parts.stage import Stage
 from offramp.tasks import Task
 from offramp.text import read as reading
 from offramp.text.tokenise import limit as length_limit
@@ -78,50 +79,56 @@ def rows_of(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
 
 def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
     """Train a method and write its model folder; resumes if the same job was interrupted."""
-    method = methods.get(job.method)
-    kind = tasks.get(job.task)
+    method, kind = methods.get(job.method), tasks.get(job.task)
+    options = methods.configure(method.options, dict(job.options), method.name)
+    _check_free(Path(job.out), force)
     train_rows, dev_rows, dev_name = rows_of(job)
     task = kind.from_rows(train_rows, job.train)
     task.check(dev_rows, dev_name)
     recipe = _recipe(job, reading.fingerprint(job.train, train_rows), reading.fingerprint(dev_name, dev_rows))
-    partial = _claim(Path(job.out), recipe, force)
-    model = _build(job, method, task)
+    model = _build(job, method, options, task)
     train_data, dev_data = _encode(model, train_rows), _encode(model, dev_rows)
+    partial = _claim(Path(job.out), recipe, force)
     say(rows=len(train_rows), dev=len(dev_rows), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
-    stages = method.stages(model.network, model.options)
-    if job.init and len(stages) > 1:
-        stages = [stage for stage in stages if not stage.shared]
     trainer = Trainer(model.network, job.schedule, partial, say)
-    progress = trainer.fit(stages, train_data, dev_data)
-    fingerprint = recipe["dev_fingerprint"]
-    points = calibrate(model.network, method, dev_data, dev_name, fingerprint)
+    progress = trainer.fit(_stages(job, model), train_data, dev_data)
+    points = calibrate(model.network, method, dev_data, dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
         _publish(Path(job.out), partial, model, points, {**recipe, "log": progress.log, "seconds": progress.seconds})
     trainer.accelerator.wait_for_everyone()
     return Finished(model, points, progress.log)
 
 
-def _build(job: Job, method: Method, task: Task) -> Loaded:
+def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
     """The network to train: from a pretrained model, or from an earlier run's fine-tuned weights."""
-    options = methods.configure(method.options, dict(job.options), method.name)
     source = job.init or job.model
-    if job.init:
-        _same_answers(folders.about(job.init)["task"], task, job.init)
+    theirs = folders.about(job.init)["task"] if job.init else None
+    folders.check_backbone(source)
     tokenizer = folders.load_tokenizer(source)
     task = task.with_tokenizer(tokenizer)
+    if theirs is not None:
+        _same_answers(theirs, task, source)
     torch.manual_seed(job.schedule.seed)
-    hf = folders.load_backbone(source, task)
+    hf = folders.load_backbone(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
     return Loaded(net, tokenizer, method, options, longest, job.model)
 
 
+def _stages(job: Job, model: Loaded) -> list[Stage]:
+    """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
+    stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
+    return [stage for stage in stages if not (job.init and stage.shared)] or stages
+
+
 def _same_answers(theirs: Mapping[str, Any], task: Task, run: str) -> None:
     mine = {"name": task.name, **task.to_json()}
-    if dict(theirs) != mine:
+    odd = [key for key in mine if theirs.get(key) != mine[key]]
+    if odd:
+        listed = "; ".join(f"{key} {str(theirs.get(key))[:200]}, here {str(mine[key])[:200]}" for key in odd)
         raise OfframpError(
             "to start from an earlier run",
-            f"{run}, which was trained for {theirs}, while this is {mine}",
+            f"{run}, which was trained for other answers: {listed}",
             "use the same task and labels, or leave --init out",
         )
 
@@ -134,37 +141,53 @@ def _recipe(job: Job, train_print: str, dev_print: str) -> dict[str, Any]:
     made = asdict(replace(job, columns=dict(job.columns), options=dict(job.options)))
     made["schedule"].pop("save_seconds")
     made.pop("out")
-    return {**made, "train_fingerprint": train_print, "dev_fingerprint": dev_print, "offramp": offramp.__version__}
+    return {**made, "train_fingerprint": train_print, "dev_fingerprint": dev_print, "offramp": __version__}
 
 
-def _claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
-    """The folder to work in, beside `out`. Somebody else's run is never overwritten unless forced."""
-    partial = out.with_name(out.name + ".partial")
-    if int(os.environ.get("RANK", "0")) != 0:
-        return partial
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]) and not force:
+def _check_free(out: Path, force: bool) -> None:
+    """Nothing stands in `out`, or it may be replaced. Says so before any work is done."""
+    if not out.name:
+        raise OfframpError("a folder for the run", f"--out {out}", "give a new folder, e.g. --out runs/first")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
         raise OfframpError(
             f"to write the run {out}",
             "a finished run there" if folders.is_run(out) else "something else there",
             "choose another --out, or say --force to replace it",
         )
-    if (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") != recipe:
-        if not force:
-            raise OfframpError(
-                f"to go on with {partial}",
-                "an unfinished run with other settings or data",
-                "run its own command again, choose another --out, or say --force to start over",
-            )
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True, exist_ok=True)
+
+
+def _claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
+    """The folder to work in, beside `out`; an unfinished run of another job is never overwritten unless forced."""
+    partial = folders.working_folder(out)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return partial
+    same = (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") == recipe
+    if not same and not force and (partial / checkpoint.FILE).is_file():
+        raise OfframpError(
+            f"to train in {partial}",
+            "an unfinished run with other settings or data",
+            "run its own command again, choose another --out, or say --force to start over",
+        )
+    if not same or (force and not _sound(partial)):
+        shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(partial, error) from error
     write_json(partial / "recipe.json", recipe)
     return partial
 
 
+def _sound(partial: Path) -> bool:
+    try:
+        checkpoint.read_progress(partial)
+    except OfframpError:
+        return False
+    return True
+
+
 def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: dict[str, Any]) -> None:
     """The finished folder takes its place in one step; only then does the unfinished one go."""
-    from offramp.model.files import replacing
-
     with replacing(out) as fresh:
         folders.save(fresh, model)
         operating.save(fresh, points)
@@ -175,4 +198,4 @@ def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: di
 
 def interrupted(out: str) -> bool:
     """Whether an unfinished run waits beside `out`."""
-    return checkpoint.read_progress(Path(out + ".partial")) is not None
+    return (folders.working_folder(Path(out)) / checkpoint.FILE).is_file()

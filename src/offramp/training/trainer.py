@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,37 +24,16 @@ from torch import Tensor
 from offramp import engines
 from offramp.core.policy import Policy
 from offramp.model.runner import score
-from offramp.parts.batch import Data, batch
+from offramp.parts.batch import Batch, Data, batch
 from offramp.parts.network import Network
 from offramp.parts.stage import Stage
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
+from offramp.training.schedule import Schedule, best_precision
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast; the same for every stage."""
-
-    epochs: int = 3
-    batch_size: int = 32
-    lr: float = 5e-5
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    seed: int = 42
-    precision: str = "auto"  # auto, bf16 or fp32
-    save_seconds: float = 120.0
-
-
-class Interrupted(Exception):
-    """Ctrl-C: the state is saved; the same command goes on."""
-
-
-def best_precision() -> str:
-    """bf16 where the processor (or GPU) multiplies it natively."""
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while training, after the state was saved; the same command goes on."""
 
 
 class Trainer:
@@ -70,9 +49,11 @@ class Trainer:
 
     def fit(self, stages: list[Stage], train: Data, dev: Data) -> Progress:
         """All stages, from wherever an earlier attempt stopped."""
-        progress = checkpoint.read_progress(self.folder) or Progress()
-        resumed = progress.seconds > 0
-        before = signal.signal(signal.SIGINT, self._interrupt) if self.accelerator.is_main_process else None
+        self.accelerator.wait_for_everyone()
+        found = checkpoint.read_progress(self.folder)
+        progress, resumed = found or Progress(), found is not None
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, self._interrupt) if in_main_thread else None
         try:
             for number in range(progress.stage, len(stages)):
                 progress.stage = number
@@ -104,6 +85,8 @@ class Trainer:
             self._finish_epoch(stage, dev, progress, best)
             progress.epoch, progress.step, progress.loss_sum = epoch + 1, 0, 0.0
             self._save(optimisers, progress)
+            if self._stopping():
+                raise Interrupted
         self.accelerator.wait_for_everyone()
         checkpoint.read_weights(best, self.network)
 
@@ -124,10 +107,11 @@ class Trainer:
             progress.seconds += time.monotonic() - started
             self.report(stage=stage.name, epoch=progress.epoch, step=step + 1, steps=steps,
                         loss=progress.loss_sum / (step + 1))  # fmt: skip
-            if self.stop or time.monotonic() - saved > self.schedule.save_seconds:
+            stopping = self._stopping()
+            if stopping or time.monotonic() - saved >= self.schedule.save_seconds:
                 self._save(optimisers, progress)
                 saved = time.monotonic()
-            if self.stop:
+            if stopping:
                 raise Interrupted
 
     def _step(
@@ -141,36 +125,45 @@ class Trainer:
     ) -> float:
         """One update; returns the loss over the whole batch."""
         mine = ids[self.rank :: self.world]
-        rate = self._rate(progress.epoch * steps + progress.step, steps * self.schedule.epochs)
+        rate = self.schedule.rate(progress.epoch * steps + progress.step, steps * self.schedule.epochs)
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
             for group in optimiser.param_groups:
                 group["lr"] = group["base_lr"] * rate
-        logged = torch.zeros(())
+        logged, items = torch.zeros(()), 0
         if mine:
             made = batch(self.network.task, train, mine, self._seed(progress, -1))
+            items = _items(made, self.network.per_token) if self.world > 1 else 1
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
-            share = len(mine) * self.world / len(ids)
             with self._autocast():
-                out = stage.step(made, lambda loss: (loss * share).backward())
-            logged = out["loss"].float() * share
+                out = stage.step(made, lambda loss: (loss * items).backward())
+            logged = out["loss"].float()
         parameters = [p for _, p in stage.trainable()]
         if self.world > 1:
-            logged = self._average(parameters, logged)
+            logged = self._average(parameters, logged * items, items)
         if self.schedule.clip > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.schedule.clip)
         for optimiser in optimisers:
             optimiser.step()
+        for parameter in parameters:  # fused AdamW keeps its changes to itself, but backbones fuse Q, K and V by version
+            torch.autograd.graph.increment_version(parameter)
         return float(logged)
 
-    def _average(self, parameters: list[torch.nn.Parameter], loss: Tensor) -> Tensor:
-        """Gradients and loss averaged over the processes."""
+    def _average(self, parameters: list[torch.nn.Parameter], loss: Tensor, items: int) -> Tensor:
+        """Sums over a process's own items → means over the whole batch; what has no gradient anywhere keeps none."""
         flat = [(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters]
-        joined = self.accelerator.reduce(torch.cat([*flat, loss.reshape(1)]), reduction="mean")
-        for p, part in zip(parameters, joined[:-1].split([p.numel() for p in parameters]), strict=True):
-            p.grad = part.view_as(p)
-        mean: Tensor = joined[-1]
-        return mean
+        used = [float(p.grad is not None) for p in parameters]
+        joined = self.accelerator.reduce(torch.cat([*flat, loss.new_tensor([*used, float(loss), items])]), "sum")
+        *grads, notes = joined.split([*(p.numel() for p in parameters), len(used) + 2])
+        for p, part, somewhere in zip(parameters, grads, notes.tolist(), strict=False):
+            p.grad = part.view_as(p) / notes[-1] if somewhere else None
+        return notes[-2] / notes[-1]
+
+    def _stopping(self) -> bool:
+        """Whether anybody was told to stop: all processes stop after the same step."""
+        if self.world == 1:
+            return self.stop
+        return bool(self.accelerator.reduce(torch.tensor(float(self.stop)), "sum") > 0)
 
     def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
         stage.end_epoch(progress.epoch, self.schedule.epochs)
@@ -189,11 +182,6 @@ class Trainer:
         marked = [{**group, "base_lr": group["lr"]} for group in groups]
         return torch.optim.AdamW(marked, weight_decay=self.schedule.weight_decay, fused=True)
 
-    def _rate(self, step: int, total: int) -> float:
-        """Warm up linearly, then fall linearly to zero."""
-        warm = max(1, int(self.schedule.warmup * total))
-        return (step + 1) / warm if step < warm else max(0.0, (total - step) / max(1, total - warm))
-
     def _seed(self, progress: Progress, step: int) -> int:
         return hash((self.schedule.seed, progress.stage, progress.epoch, step)) % 2**31
 
@@ -210,3 +198,8 @@ class Trainer:
         if self.stop:
             os._exit(130)
         self.stop = True
+
+
+def _items(made: Batch, per_token: bool) -> int:
+    """How many answers the mean loss of a batch is over: labelled tokens, or rows (spans have two targets a row)."""
+    return int((made.targets >= 0).sum()) if per_token and made.targets.dim() == 1 else made.packed.count

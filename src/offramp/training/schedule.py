@@ -1,0 +1,51 @@
+"""How long, how fast and how precisely to train; the same for every stage of a method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from offramp.errors import OfframpError
+
+PRECISIONS = ("auto", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a user may choose; bad values are refused here."""
+
+    epochs: int = 3
+    batch_size: int = 32
+    lr: float = 5e-5
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 42
+    precision: str = "auto"  # auto, bf16 or fp32
+    save_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, fine, fix in (
+            ("epochs", self.epochs >= 1, "1 or more"),
+            ("batch_size", self.batch_size >= 1, "1 or more"),
+            ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
+            ("precision", self.precision in PRECISIONS, f"one of: {', '.join(PRECISIONS)}"),
+        ):
+            if not fine:
+                given = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise OfframpError("a training schedule", given, f"give {fix}")
+
+    def rate(self, step: int, total: int) -> float:
+        """The share of the learning rate at a step: warm up linearly, then fall linearly to zero."""
+        warm = max(1, int(self.warmup * total))
+        return (step + 1) / warm if step < warm else max(0.0, (total - step) / max(1, total - warm))
+
+
+def best_precision() -> str:
+    """bf16 where the processor (or GPU) multiplies it natively."""
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    if not torch.backends.mkldnn.is_available():
+        return "fp32"
+    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"

@@ -1,0 +1,123 @@
+"""Word labels on word pieces, and entity F1 as the CoNLL script counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offramp.errors import OfframpError
+from offramp.tasks._entities import entities, entity_f1
+from offramp.tasks.tagging import Task
+from tests.tiny_tokenizers import bytelevel, wordpiece
+
+ROWS = [
+    {"tokens": ["EU", "rejects", "films"], "tags": ["B-ORG", "O", "O"]},
+    {"tokens": ["the", "woman"], "tags": ["O", "B-PER"]},
+]
+
+
+def refused(**change: Any) -> str:
+    with pytest.raises(OfframpError) as caught:
+        Task.from_rows([ROWS[0], {**ROWS[1], **change}], "train.jsonl")
+    return str(caught.value)
+
+
+def test_tags_are_discovered_with_o_first() -> None:
+    task = Task.from_rows(ROWS, "train.jsonl")
+    assert task.tags == ("O", "B-ORG", "B-PER") and task.metric == "entity_f1"
+    assert task.config()["id2label"] == {0: "O", 1: "B-ORG", 2: "B-PER"}
+
+
+@pytest.mark.parametrize("make", [wordpiece, bytelevel])
+def test_only_the_first_piece_of_a_word_is_labelled(make: Any) -> None:
+    task, tokenizer = Task.from_rows(ROWS, "train.jsonl"), make()
+    for row, item in zip(ROWS, task.encode(tokenizer, ROWS, 32), strict=True):
+        ids, targets = task.inputs_and_targets(item, row, None)
+        assert ids == item.ids and len(targets) == len(ids)
+        assert [task.tags[target] for target in targets if target != -100] == row["tags"]
+        firsts = [item.words.index(word) for word in range(len(row["tokens"]))]
+        assert [place for place, target in enumerate(targets) if target != -100] == firsts
+
+
+def test_words_that_were_cut_off_are_outside() -> None:
+    task = Task(("O", "B-X"))
+    row = {"tokens": ["the"] * 9, "tags": ["B-X"] * 9}
+    (item,) = task.encode(wordpiece(), [row], 5)
+    (said,) = task.predictions([row], [item], [np.tile([0.0, 1.0], (5, 1))])
+    assert said["tags"] == ["B-X"] * 3 + ["O"] * 6
+    assert task.inputs_and_targets(item, row, None)[1] == [-100, 1, 1, 1, -100]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tags": ["O"]}, "row 2: 2 tokens but 1 tags"),
+        ({"tags": [0, 1]}, "row 2: 'tags' is not a list of tag names"),
+        ({"tags": "O B-PER"}, "row 2: 'tags' is not a list"),
+        ({"tokens": "the woman"}, "row 2: 'tokens' is not a list of words"),
+        ({"tokens": [], "tags": []}, "row 2: 'tokens' is empty"),
+        ({"tokens": ["", " "]}, "row 2: 'tokens' is empty"),
+        ({"tags": None}, "row 2, where 'tags' is null"),
+    ],
+)
+def test_rows_that_do_not_fit(change: dict[str, Any], said: str) -> None:
+    assert said in refused(**change)
+
+
+def test_other_splits() -> None:
+    task = Task.from_rows(ROWS, "train.jsonl")
+    with pytest.raises(OfframpError, match="row 1: the tag 'B-LOC', which the training rows lack"):
+        task.check([{"tokens": ["a"], "tags": ["B-LOC"]}], "dev.jsonl")
+    task.check_inputs([{"tokens": ["a"]}], "in.jsonl")
+    with pytest.raises(OfframpError, match="one tag only: O"):
+        Task.from_rows([{"tokens": ["a"], "tags": ["O"]}], "train.jsonl")
+
+
+def test_loss_is_the_mean_over_labelled_tokens() -> None:
+    logits = torch.tensor([[9.0, 0.0], [0.0, 0.0], [2.0, 0.0], [5.0, 5.0], [7.0, 7.0]], requires_grad=True)
+    targets, lengths = torch.tensor([-100, 1, 0, 0, -100]), torch.tensor([3, 1, 1])
+    two, soft = float(np.log(2)), float(np.log1p(np.exp(-2)))
+    loss = Task(("O", "X")).loss(logits, targets, lengths)
+    assert loss.item() == pytest.approx((two + soft + two) / 3)
+    per_row = Task(("O", "X")).loss(logits, targets, lengths, "rows")
+    assert per_row.tolist() == pytest.approx([(two + soft) / 2, two, 0.0])
+    nothing = Task(("O", "X")).loss(logits, torch.full((5,), -100), lengths)
+    nothing.backward()
+    assert nothing.item() == 0.0 and torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        ("O B-PER I-PER O", [("PER", 1, 2)]),
+        ("B-PER B-PER I-PER", [("PER", 0, 0), ("PER", 1, 2)]),
+        ("I-PER I-PER O I-LOC", [("PER", 0, 1), ("LOC", 3, 3)]),
+        ("B-PER I-LOC I-LOC", [("PER", 0, 0), ("LOC", 1, 2)]),
+        ("B-PER O I-PER", [("PER", 0, 0), ("PER", 2, 2)]),
+        ("S-X B-X I-X E-X I-X", [("X", 0, 0), ("X", 1, 3), ("X", 4, 4)]),
+        ("E-X E-X S-X I-X", [("X", 0, 0), ("X", 1, 1), ("X", 2, 2), ("X", 3, 3)]),
+        ("B-a-b I-a-b I-b", [("a-b", 0, 1), ("b", 2, 2)]),
+        ("O O", []),
+        ("", []),
+    ],
+)
+def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
+    assert entities(tags.split()) == found
+
+
+def test_entity_f1() -> None:
+    true = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG"]]
+    assert entity_f1(true, true) == 1.0
+    assert entity_f1(true, [["B-PER", "O", "O", "B-LOC"], ["B-PER"]]) == pytest.approx(2 * 1 / 6)
+    assert entity_f1([["O"]], [["O"]]) == 0.0
+
+
+def test_metrics_of_entities_and_of_parts_of_speech() -> None:
+    rows = [{"tokens": ["a", "b"], "tags": ["B-X", "I-X"]}]
+    assert Task(("O", "B-X", "I-X")).metrics(rows, [{"tags": ["B-X", "O"]}]) == {"entity_f1": 0.0, "accuracy": 0.5}
+    words = Task(("DET", "NOUN"))
+    assert words.metric == "accuracy"
+    assert words.metrics([{"tags": ["DET", "NOUN"]}], [{"tags": ["DET", "DET"]}]) == {"accuracy": 0.5}
