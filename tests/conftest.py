@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from offramp.training.schedule import Schedule
 from tests import runs
 
 
@@ -19,3 +20,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 def trained(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished `branchynet` run on classification. Read only; `dev.jsonl` and `train.jsonl` lie beside it."""
     return runs.train(base, tmp_path_factory.mktemp("trained"), "branchynet")
+
+
+@pytest.fixture(scope="session")
+def every_task(base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run for each kind of rows, with exits wherever they are possible. Read only."""
+    methods = {kind: "full" if kind in ("regression", "masked_lm") else "branchynet" for kind in runs.TASKS}
+    quick = Schedule(epochs=2, batch_size=8, lr=0.005)
+    return {
+        kind: runs.train(base, tmp_path_factory.mktemp(kind), method, kind, schedule=quick)
+        for kind, method in methods.items()
+    }

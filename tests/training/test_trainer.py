@@ -133,7 +133,9 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
     assert Schedule().rate(0, 1) == 1.0
 
 
-@pytest.mark.parametrize("bad", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"precision": "fp8"}])
+@pytest.mark.parametrize(
+    "bad", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"precision": "fp8"}]
+)
 def test_a_schedule_refuses_nonsense(bad: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=next(iter(bad)).replace("_", "-")):
         Schedule(**bad)

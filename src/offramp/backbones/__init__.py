@@ -6,7 +6,7 @@ name starts with an underscore are shared pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +35,9 @@ class Layer(Protocol):
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The layer's own parameters (which it may share with other layers)."""
 
 
 FREE = HeadCost(0, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,12 @@ class PostNorm:
         p = self.parts
         y: Tensor = p.feed_norm(x + p.down_dropout(p.down(p.activation(p.up(x)))))
         return y
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The layer's own parameters."""
+        for part in vars(self.parts).values():
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
 
     def _fuse(self) -> tuple[Tensor, Tensor]:
         """Q, K and V as one matrix, made anew when any of them changed."""

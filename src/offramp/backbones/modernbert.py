@@ -5,10 +5,11 @@ Rotations and windows use each token's original position, so dropping tokens mov
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.core.attention import Layout, Plan, Scores, attend
@@ -46,6 +47,11 @@ class PreNormRotary:
         """Feed-forward half."""
         y: Tensor = x + self.layer.mlp(self.layer.mlp_norm(x))
         return y
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The layer's own parameters."""
+        parts: Iterator[nn.Parameter] = self.layer.parameters()
+        return parts
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
         cos, sin = self.rotary(x.float(), position[None], self.layer.attention_type)

@@ -1,121 +1,76 @@
 """Settings for a budget, found on held-out rows.
 
-One pass records what every exit would say. Each candidate setting is then replayed: the same loop and the same policy
-run over the recorded logits with an engine that computes nothing, so answers, exits and costs are exactly those a real
-run would have, at a fraction of its time.
+Methods that replay are recorded once; thresholds get a temperature and a search per off-ramp. The others run for real
+at a few settings. Either way the result is the Pareto front, the loosest setting last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from offramp import engines, methods
-from offramp.core.attention import Layout, Scores
-from offramp.core.loop import State
-from offramp.core.packed import Packed
+from offramp.budget.record import Recording, record, replay, state_at
+from offramp.budget.table import fit_temperatures, table
+from offramp.budget.thresholds import search
 from offramp.core.policy import Policy
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
-from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, run_packed, score
-from offramp.parts.batch import Data, packed_rows
-from offramp.parts.criteria import row_entropy
+from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
+from offramp.parts.batch import Data
+from offramp.parts.exits import DoubtPolicy
 from offramp.parts.network import Network
-from offramp.parts.space import Fixed, Threshold
+from offramp.parts.space import Integer, Threshold
 
-CANDIDATES = 60
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What every exit says about every row, in the order of the encoded rows."""
-
-    logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
-    packed: Packed  # all rows together, no states
-
-
-class _Recorder(Policy):
-    """Lets nobody leave and notes what each off-ramp says."""
-
-    def __init__(self, exits: Sequence[int]) -> None:
-        self.exits = frozenset(exits)
-        self.seen: dict[int, list[Tensor]] = {layer: [] for layer in exits}
-
-    def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer in self.exits:
-            self.seen[layer].append(s.logits().float())
-        return None
-
-
-def record(network: Network, data: Data, batch_size: int = 32) -> Recording:
-    """One full pass over the rows, every exit evaluated."""
-    order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
-    ordered = [data.encoded[i] for i in order]
-    recorder = _Recorder(sorted(network.ramps))
-    engine = engines.make("torch", network.encoder)
-    outcome = run_encoded(network, engine, recorder, ordered, batch_size)
-    last = [torch.from_numpy(np.atleast_2d(part)) for part in outcome.logits]
-    by_layer = {layer: torch.cat(parts) for layer, parts in recorder.seen.items()}
-    by_layer[network.depth] = torch.cat(last)
-    packed = packed_rows(network.task, ordered)
-    back = torch.tensor(np.argsort(order))
-    if network.per_token:
-        sizes = packed.lengths.tolist()
-        by_layer = {k: torch.cat([v.split(sizes)[i] for i in back]) for k, v in by_layer.items()}
-    else:
-        by_layer = {k: v[back] for k, v in by_layer.items()}
-    return Recording(by_layer, packed_rows(network.task, data.encoded))
+CANDIDATES = 60  # global thresholds
+RERUNS = 8  # settings tried by methods that cannot be replayed
+POINTS = 24  # per-exit settings kept
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Idle:
-    """An engine that computes nothing: states have no width."""
+class Subject:
+    """What is calibrated, on which rows."""
 
-    depth: int
+    network: Network
+    method: Method
+    data: Data
 
-    def embed(self, packed: Packed) -> Tensor:
-        return torch.zeros(packed.total, 0)
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
-        return queries, None
-
-    def feed(self, layer: int, x: Tensor) -> Tensor:
-        return x
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """Heads that answer from the recording."""
-
-    recording: Recording
-    per_token: bool
-
-    def __call__(self, layer: int, packed: Packed) -> Tensor:
-        index = packed.tokens["origin"] if self.per_token else packed.rows["origin"]
-        return self.recording.logits[layer][index]
+    def run(self, settings: Settings, recording: Recording | None) -> Outcome:
+        """One setting: replayed if there is a recording, else for real."""
+        made = methods.configure(self.method.settings, settings, self.method.name)
+        policy = self.method.policy(self.network, made)
+        if recording is not None:
+            return replay(self.network, recording, policy)
+        return run_encoded(self.network, engines.make("torch", self.network.encoder), policy, self.data.encoded)
 
 
-def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:
-    """What a real run of this policy would answer, leave at and cost."""
-    heads = _Recorded(recording, network.per_token)
-    return run_packed(network, _Idle(network.depth), policy, recording.packed, heads)
-
-
-def candidates(network: Network, method: Method, recording: Recording) -> list[dict[str, Any]]:
-    """Settings worth trying, loosest left out."""
+def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
+    """Settings worth trying, tightest first, the loosest left out."""
     space = method.space
-    if isinstance(space, Fixed) or not isinstance(space, Threshold):
+    if isinstance(space, Integer):
+        most = len(network.ramps) if space.replay else network.depth - 1
+        return [{space.name: value} for value in range(1, most + 1)]
+    if not isinstance(space, Threshold):
         return []
-    seen = [row_entropy(network.task, logits, recording.packed) for logits in recording.logits.values()]
-    return [{space.name: value} for value in cuts(torch.cat(seen).double().numpy())]
+    if not space.replay:
+        return [{space.name: float(f"{value:.4g}")} for value in np.geomspace(1.0, 0.004, RERUNS)]
+    doubts = _doubts(network, method, {}, recording)
+    return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
+
+
+def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
+    """The doubt of every row at every off-ramp."""  # [ramps, rows]
+    policy = method.policy(network, methods.configure(method.settings, settings, method.name))
+    assert isinstance(policy, DoubtPolicy), f"{method.name} has thresholds that replay, so its policy measures doubt"
+    with torch.inference_mode():
+        seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
+    return np.asarray(torch.stack(seen).double().numpy())
 
 
 def cuts(values: NDArray[np.float64]) -> list[float]:
@@ -129,25 +84,49 @@ def cuts(values: NDArray[np.float64]) -> list[float]:
     return [float(cut) for cut in [*((known[i] + known[i + 1]) / 2 for i in widest), known[-1] * 1.001 + 1e-6]]
 
 
+def per_exit(subject: Subject, recording: Recording, limit: int = POINTS) -> list[Settings]:
+    """Settings with a threshold and a temperature for each off-ramp, spread evenly over the front in cost."""
+    network, method = subject.network, subject.method
+    heat = fit_temperatures(network, recording, subject.data)
+    doubts = _doubts(network, method, {"temperatures": heat}, recording)
+    known = table(network, recording, subject.data, doubts)
+    most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
+    start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
+    front = search(known, start)
+    index = np.unique(np.linspace(0, len(front.cost) - 1, limit).round().astype(int))
+    rounded = [tuple(float(f"{value:.6g}") for value in front.thresholds[i]) for i in index]
+    return [{"thresholds": thresholds, "temperatures": heat} for thresholds in rounded]
+
+
 def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
     """The Pareto front of settings on these rows."""
     network.eval()
-    task = network.task
+    task, subject = network.task, Subject(network, method, data)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
     if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real run at full depth
         metrics, outcome = score(network, engines.make("torch", network.encoder), Policy(), data)
         only = Point(asdict(method.settings()), 1.0, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
+    space = method.space
+    replays = isinstance(space, (Threshold, Integer)) and space.replay
     recording = record(network, data)
-    full = float(full_macs(network, data.encoded).sum())
+    point = _pointer(subject, recording if replays else None)
+    settings = candidates(network, method, recording)
+    if isinstance(space, Threshold) and replays:
+        settings += per_exit(subject, recording)
+    tried = [point(one) for one in settings]
+    return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
 
-    def point(settings: dict[str, Any]) -> Point:
-        made = methods.configure(method.settings, settings, method.name)
-        outcome = replay(network, recording, method.policy(network, made))
+
+def _pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
+    task, data = subject.network.task, subject.data
+    full = float(full_macs(subject.network, data.encoded).sum())
+
+    def point(settings: Settings) -> Point:
+        outcome = subject.run(settings, recording)
         metrics = task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits))
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
-        return Point(asdict(made), float(macs.sum()) / full, metrics[task.metric], float(layers.mean()))
+        made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
+        return Point(made, float(macs.sum()) / full, metrics[task.metric], float(layers.mean()))
 
-    loosest = point({})
-    tried = [point(settings) for settings in candidates(network, method, recording)]
-    return Points(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
+    return point

@@ -16,7 +16,7 @@ from torch import Tensor
 class Event(NamedTuple):
     """One thing the loop did, for all rows at once."""
 
-    what: Literal["embed", "attend", "feed", "head", "extra"]
+    what: Literal["embed", "attend", "feed", "head", "doubt", "extra"]
     layer: int
     rows: Tensor  # [n] which rows of the original batch
     tokens: Tensor  # [n] tokens computed in each
@@ -34,10 +34,11 @@ class LayerCost:
 
 
 class HeadCost(NamedTuple):
-    """MACs of one exit (or predictor): per row and per token."""
+    """MACs of one exit (or predictor): per row, per token, and per pair of tokens where it attends."""
 
     row: float
     token: float
+    pair: float = 0.0
 
 
 class Prices(Protocol):
@@ -52,8 +53,11 @@ class Prices(Protocol):
     def head(self, layer: int) -> HeadCost:
         """Exit after layer 0…L."""
 
+    def doubt(self, layer: int) -> HeadCost:
+        """A learned unit that says how unsure an exit is."""
+
     def extra(self, layer: int) -> HeadCost:
-        """What a method computes besides (token predictors, halting units)."""
+        """What a method computes besides (token predictors)."""
 
 
 def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
@@ -68,12 +72,18 @@ def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
         elif event.what == "feed":
             spent = prices.layer(event.layer).feed * tokens
         else:
-            flat = {"embed": lambda _: prices.embed(), "head": prices.head, "extra": prices.extra}[event.what](
-                event.layer
-            )
-            spent = flat.row + flat.token * tokens
+            flat = _flat(event, prices)
+            spent = flat.row + flat.token * tokens + flat.pair * tokens * keys
         total.index_add_(0, event.rows.cpu(), spent)
     return total
+
+
+def _flat(event: Event, prices: Prices) -> HeadCost:
+    if event.what == "embed":
+        return prices.embed()
+    if event.what == "head":
+        return prices.head(event.layer)
+    return prices.doubt(event.layer) if event.what == "doubt" else prices.extra(event.layer)
 
 
 def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ token-level answers. Idle tokens (gate 0) stay visible as keys and values; their
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class Heads(Protocol):
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits per row or per token."""
 
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        """How unsure a learned unit is of each row's answer, 0…1."""
+
 
 @dataclass
 class State:
@@ -71,6 +74,22 @@ class State:
             self.log.append(Event("head", self.layer, whole.rows["origin"], whole.lengths, whole.lengths))
         return self._logits
 
+    def unsure(self) -> Tensor:
+        """How unsure the method's learned unit is of each row after the current layer; counted."""  # [rows]
+        packed = self.packed
+        self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return self.heads.unsure(self.layer, packed)
+
+    def settle(self, done: Tensor) -> None:
+        """Tokens whose answer stands from now on: what the exit says is kept, and they go idle."""
+        tokens, logits = self.packed.tokens, self.logits()
+        left = tokens.get("left", torch.full_like(tokens["origin"], -1))
+        fresh = done & (left < 0)
+        answer = torch.where(fresh[:, None], logits, tokens.get("answer", torch.zeros_like(logits)))
+        left = torch.where(fresh, self.layer, left)
+        gate = torch.where(left >= 0, 0.0, tokens.get("gate", torch.ones_like(left, dtype=torch.float32)))
+        self.packed = self.packed.with_tokens(left=left, answer=answer, gate=gate)
+
     def whole(self) -> Packed:
         """The live rows with all their original tokens, dropped ones at their last state."""
         if self.memory is None:
@@ -90,12 +109,21 @@ class State:
         self._logits = None
 
 
+class Answer(NamedTuple):
+    """What a group of rows left with."""
+
+    rows: Tensor  # [n] which rows of the original batch
+    tokens: Tensor  # [their tokens] which tokens of it
+    logits: Tensor
+    layers: Tensor  # [n] float64
+
+
 @dataclass(frozen=True)
 class Result:
     """Answers in the order of the packed batch."""
 
     logits: Tensor  # [rows, outputs] or [tokens, outputs]
-    exit_layer: Tensor  # [rows] int64
+    exit_layer: Tensor  # [rows] float64: whole numbers, or the mean over tokens that left one by one
     log: list[Event]
 
 
@@ -104,7 +132,7 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     packed = packed.with_states(engine.embed(packed))
     s = State(packed, packed, heads, engine.depth)
     s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
-    answers: list[tuple[Tensor, Tensor, Tensor, int]] = []
+    answers: list[Answer] = []
     policy.begin(s)
     _leave(policy.leave(0, s), s, answers)
     for layer in range(1, engine.depth + 1):
@@ -125,6 +153,8 @@ def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
     if gate is None:
         states, scores = engine.attend(layer, packed.states, packed.states, packed.layout, wants)
         counts = packed.lengths
+    elif not bool((gate > 0).any()):
+        counts, states, scores = torch.zeros_like(packed.lengths), packed.states, None
     else:
         live = gate > 0
         counts = torch.bincount(packed.row_of_token[live], minlength=packed.count).cpu()
@@ -162,7 +192,7 @@ def _scaled(before: Tensor, after: Tensor, gate: Tensor) -> Tensor:
     return torch.where(g == 1, after.to(before.dtype), before + g * (after - before))
 
 
-def _leave(done: Tensor | None, s: State, answers: list[tuple[Tensor, Tensor, Tensor, int]]) -> None:
+def _leave(done: Tensor | None, s: State, answers: list[Answer]) -> None:
     """Done rows go out with their answers; the others stay."""
     if done is None or not bool(done.any()):
         return
@@ -178,18 +208,30 @@ def _leave(done: Tensor | None, s: State, answers: list[tuple[Tensor, Tensor, Te
         if not everyone:
             pick = done[owners.row_of_token.cpu()] if s.heads.per_token else done
             logits, owners = logits[pick.to(logits.device)], owners.keep_rows(done)
-    answers.append((owners.rows["origin"], owners.tokens["origin"], logits, s.layer))
+    answers.append(_answer(owners, logits, s.layer))
     s.packed = s.packed.keep_rows(~done) if not everyone else _nobody(s.packed)
     s._logits = None
+
+
+def _answer(owners: Packed, logits: Tensor, layer: int) -> Answer:
+    """Logits and exit layers of rows that leave; tokens that settled earlier keep what they said then."""
+    layers = torch.full((owners.count,), float(layer), dtype=torch.float64)
+    left = owners.tokens.get("left")
+    if left is not None:
+        logits = torch.where((left >= 0)[:, None], owners.tokens["answer"].to(logits.dtype), logits)
+        own = torch.where(left >= 0, left, layer).double()
+        layers = torch.zeros(owners.count, dtype=torch.float64).index_add(0, owners.row_of_token.cpu(), own.cpu())
+        layers = layers / owners.lengths
+    return Answer(owners.rows["origin"], owners.tokens["origin"], logits, layers)
 
 
 def _nobody(packed: Packed) -> Packed:
     return Packed(packed.states[:0], packed.lengths[:0])
 
 
-def _gather(answers: list[tuple[Tensor, Tensor, Tensor, int]], s: State) -> Result:
-    rows = torch.cat([row for row, _, _, _ in answers])
-    layers = torch.cat([torch.full_like(row, layer) for row, _, _, layer in answers])
-    owner = torch.cat([token for _, token, _, _ in answers]) if s.heads.per_token else rows
-    logits = torch.cat([logit.float() for _, _, logit, _ in answers])
-    return Result(logits[owner.argsort()], layers[rows.argsort()], s.log)
+def _gather(answers: list[Answer], s: State) -> Result:
+    rows = torch.cat([answer.rows for answer in answers])
+    layers = torch.cat([answer.layers for answer in answers])
+    owner = torch.cat([answer.tokens for answer in answers]) if s.heads.per_token else rows
+    logits = torch.cat([answer.logits.float() for answer in answers])
+    return Result(logits[owner.argsort()], layers[rows.cpu().argsort()], s.log)

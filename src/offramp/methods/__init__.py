@@ -85,12 +85,20 @@ def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
     return kind(**made)
 
 
+def _kind(default: Any) -> str:
+    return "list of numbers, like 0.1,0.2" if isinstance(default, tuple) else f"{type(default).__name__}, like {default}"
+
+
 def _convert(value: Any, default: Any, what: str) -> Any:
+    if isinstance(default, tuple) and not isinstance(value, str):
+        return tuple(value)  # JSON has lists only
     if not isinstance(value, str) or isinstance(default, str):
         return value
     try:
+        if isinstance(default, tuple):
+            return tuple(float(part) for part in value.split(",") if part.strip())
         if isinstance(default, bool):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
         return type(default)(value)
     except (ValueError, KeyError) as error:
-        raise OfframpError(what, repr(value), f"give a {type(default).__name__}, like {default}") from error
+        raise OfframpError(what, repr(value), f"give a {_kind(default)}") from error

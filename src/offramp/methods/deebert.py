@@ -10,18 +10,15 @@ Relations: BranchyNet with a frozen backbone, so the full model keeps its accura
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from torch import nn
 
-from torch import Tensor, nn
-
-from offramp.parts.batch import Batch
 from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, ramps
-from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
+from offramp.parts.regimes import OffRamps, sum_of_ramps
 from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Stage, frozen
+from offramp.parts.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="nats", sooner="higher")
+SPACE = Threshold("threshold", loosest=0.0, unit="nats")
 HF_EQUAL = True
 NEEDS = ("distribution",)
 Settings = EntropySettings
@@ -34,26 +31,9 @@ def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
     return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
 
 
-@dataclass
-class OffRamps(Stage):
-    """The off-ramps learn from a frozen model."""
-
-    def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.")]
-
-    def mode(self) -> None:
-        self.network.train(backbone=False, added=True)
-
-    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        made = frozen(self.network, batch.packed)
-        loss = exit_losses(self.network, made, batch, sorted(self.network.ramps)).sum()
-        backward(loss)
-        return {"loss": loss.detach()}
-
-
 def stages(network: Network, options: ExitOptions) -> list[Stage]:
     """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
-        OffRamps(network, "off-ramps", options.head_lr),
+        OffRamps(network, "off-ramps", options.head_lr, objective=sum_of_ramps),
     ]

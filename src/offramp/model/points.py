@@ -101,9 +101,9 @@ def load(folder: Path) -> Points:
     """Read points.json."""
     raw = read_json(folder / "points.json")
     try:
-        listed = tuple(Point(**point) for point in raw["points"])
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], listed)
-    except (KeyError, TypeError) as error:
+        first, *others = (Point(**point) for point in raw["points"])
+        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others))
+    except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"
         ) from error

@@ -40,7 +40,7 @@ def run_packed(
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
     return Outcome(
         parts,
-        made.exit_layer.double().cpu().numpy(),
+        made.exit_layer.numpy(),
         cost.macs(made.log, network, packed.count).numpy(),
         cost.tokens_kept(made.log, network.depth, packed.count).numpy(),
     )

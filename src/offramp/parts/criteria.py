@@ -17,8 +17,35 @@ def entropy(logits: Tensor) -> Tensor:
 
 def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """The largest entropy among a row's answers, in nats."""  # [rows]
-    spread, owner = task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get("scored"))
+    spread, owner = _spread(task, logits, packed)
     return worst(entropy(spread), owner, packed.count)
+
+
+def row_normalised_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
+    """The largest entropy among a row's answers, as a share of the most there could be: 0 sure … 1 no idea."""
+    spread, owner = _spread(task, logits, packed)
+    return worst(token_doubt(spread), owner, packed.count)
+
+
+def token_doubt(spread: Tensor) -> Tensor:
+    """Entropy of each distribution divided by that of a uniform one over its possible outcomes."""  # [n, C] → [n]
+    outcomes = (~torch.isneginf(spread)).sum(-1).clamp(min=2)
+    return entropy(spread) / outcomes.float().log()
+
+
+def row_hesitation(task: Task, logits: Tensor, packed: Packed) -> Tensor:
+    """One minus the probability of the best answer, the largest among a row's answers."""  # [rows]
+    spread, owner = _spread(task, logits, packed)
+    return worst(1.0 - spread.float().softmax(-1).amax(-1), owner, packed.count)
+
+
+def agree(task: Task, before: Tensor, now: Tensor, packed: Packed, tolerance: float) -> Tensor:
+    """Whether two exits give a row the same answers; numbers agree when they differ by less than the tolerance."""
+    if "distribution" not in task.provides:
+        return (before - now).abs().amax(-1) < tolerance
+    (old, owner), (new, _) = _spread(task, before, packed), _spread(task, now, packed)
+    changed = (old.argmax(-1) != new.argmax(-1)).float()
+    return worst(changed, owner, packed.count) == 0
 
 
 def worst(values: Tensor, owner: Tensor | None, rows: int) -> Tensor:
@@ -26,3 +53,7 @@ def worst(values: Tensor, owner: Tensor | None, rows: int) -> Tensor:
     if owner is None:
         return values
     return values.new_zeros(rows).scatter_reduce(0, owner, values, "amax", include_self=True)
+
+
+def _spread(task: Task, logits: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    return task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get("scored"))

@@ -1,16 +1,22 @@
-"""What entropy exits share: their options, their settings, their run-time policy and their weighted loss."""
+"""What exits share: their options, their settings, the run-time rule "leave when doubt is small", their heads.
+
+Doubt is whatever a method measures of a row's answer (entropy, hesitation, a learned unit); it is 0 when sure. One
+threshold serves all off-ramps, or calibration gives each its own together with a temperature for its logits. An
+off-ramp whose threshold is 0 is closed: nobody can leave there, so its head is not even evaluated.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
 from offramp.core.loop import State
+from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
-from offramp.parts.criteria import row_entropy
+from offramp.parts.criteria import row_entropy, row_hesitation, row_normalised_entropy
 from offramp.parts.heads import OffRamp, Pool, SharedRamp
 from offramp.parts.network import Network
 
@@ -22,35 +28,93 @@ class ExitOptions:
     pool: Pool = "meanmax"
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
     weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
-    head_lr: float = 5e-4  # fresh heads learn faster than the pretrained body
+    head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
 
 
 @dataclass(frozen=True)
-class EntropySettings:
-    """Leave when the entropy of the answer, in nats, is below the threshold; 0 never leaves early."""
+class DoubtSettings:
+    """Leave when doubt is below the threshold; 0 never leaves early. `thresholds` (one per off-ramp) replace it."""
 
     threshold: float = 0.0
+    thresholds: tuple[float, ...] = ()
+    temperatures: tuple[float, ...] = ()  # each off-ramp's logits are divided by its own
+
+    most: ClassVar[float] = 1.0
+    unit: ClassVar[str] = "a doubt threshold"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold < 20.0:
-            raise OfframpError(
-                "an entropy threshold in nats",
-                f"threshold={self.threshold}",
-                "use 0 (never leave early) up to ln(number of labels), e.g. 0.3",
-            )
+        for value in (self.threshold, *self.thresholds):
+            if not 0.0 <= value <= self.most:
+                given = f"threshold={value}"
+                raise OfframpError(self.unit, given, f"use 0 (never leave early) up to {self.most:g}, e.g. 0.3")
+        if any(not value > 0.0 for value in self.temperatures):
+            raise OfframpError("temperatures of off-ramps", f"{self.temperatures}", "each must be above 0")
+
+    def limit(self, place: int) -> float:
+        """The doubt below which rows leave at the off-ramp at this place in the order of off-ramps."""
+        return self.thresholds[place] if self.thresholds else self.threshold
 
 
-class EntropyPolicy(Policy):
-    """A row leaves at the first off-ramp whose answer is sure enough."""
+@dataclass(frozen=True)
+class EntropySettings(DoubtSettings):
+    """Thresholds on entropy in nats."""
 
-    def __init__(self, network: Network, settings: EntropySettings) -> None:
-        self.task, self.exits, self.threshold = network.task, frozenset(network.ramps), settings.threshold
+    most: ClassVar[float] = 20.0
+    unit: ClassVar[str] = "an entropy threshold in nats"
+
+
+class DoubtPolicy(Policy):
+    """A row leaves at the first off-ramp whose answer leaves little doubt. Subclasses say what doubt is."""
+
+    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+        self.task, self.settings = network.task, settings
+        self.places = {layer: place for place, layer in enumerate(sorted(network.ramps))}
+        for name in ("thresholds", "temperatures"):
+            given: tuple[float, ...] = getattr(settings, name)
+            if given and len(given) != len(self.places):
+                raise OfframpError(
+                    f"one of {name} for each of {len(self.places)} off-ramps", f"{len(given)}", "calibrate this model again"
+                )
 
     def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer not in self.exits or self.threshold == 0.0:
+        if layer not in self.places:
             return None
+        limit = self.settings.limit(self.places[layer])
+        return self.doubt(layer, s) < limit if limit > 0.0 else None
+
+    def doubt(self, layer: int, s: State) -> Tensor:
+        """How little the answer after this layer can be trusted."""  # [rows]
         packed = s.whole() if s.heads.per_token else s.packed
-        return row_entropy(self.task, s.logits(), packed) < self.threshold
+        return self.measure(s.logits() / self.temperature(layer), packed)
+
+    def temperature(self, layer: int) -> float:
+        """What the logits of this off-ramp are divided by."""
+        return self.settings.temperatures[self.places[layer]] if self.settings.temperatures else 1.0
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        """Doubt read off logits."""  # [rows]
+        raise NotImplementedError
+
+
+class EntropyPolicy(DoubtPolicy):
+    """Doubt is entropy in nats."""
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_entropy(self.task, logits, packed)
+
+
+class NormalisedEntropyPolicy(DoubtPolicy):
+    """Doubt is entropy as a share of the largest possible."""
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_normalised_entropy(self.task, logits, packed)
+
+
+class HesitationPolicy(DoubtPolicy):
+    """Doubt is one minus the probability of the best answer."""
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_hesitation(self.task, logits, packed)
 
 
 def ramps(network: Network, pool: Pool, ramp0: bool = True) -> nn.ModuleDict:

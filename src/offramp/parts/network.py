@@ -70,6 +70,17 @@ class Network:
         """MACs of the exit after layer 0…L."""
         return self.last.cost if layer == self.depth else self.ramps[layer].cost
 
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""
+        packed = packed.with_states(self.encoder.final(packed.states))
+        said: Tensor = self.added["doubt"](layer, packed)
+        return said
+
+    def doubt(self, layer: int) -> HeadCost:
+        """MACs of that unit."""
+        cost: HeadCost = self.added["doubt"].cost  # type: ignore[assignment]  # a module attribute
+        return cost
+
     def extra(self, layer: int) -> HeadCost:
         """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
         cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict

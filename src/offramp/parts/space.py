@@ -13,12 +13,12 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Threshold:
-    """One real number per model, `loosest` meaning the full model. Calibrated by replaying one trace."""
+    """One real number per model, `loosest` meaning the full model."""
 
     name: str
     loosest: float
-    unit: Literal["nats", "probability", "normalised"]
-    sooner: Literal["higher", "lower"]  # which way the threshold moves to leave sooner
+    unit: Literal["nats", "hesitation", "normalised", "doubt"]
+    replay: bool = True  # settings never change later states, so one recording tells what each would do
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Integer:
 
     name: str
     loosest: int
-    tightest: int
+    replay: bool = True
 
 
 @dataclass(frozen=True)

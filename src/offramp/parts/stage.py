@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.core.packed import Packed
+from offramp.core.policy import Policy
 from offramp.parts.batch import Batch, Data
 from offramp.parts.losses import exit_loss
 from offramp.parts.network import Network
@@ -52,6 +53,9 @@ class Stage:
         """Which parts are in training mode; called before every epoch."""
         self.network.train(backbone=True, added=True)
 
+    def at(self, epoch: int, epochs: int, step: int) -> None:
+        """Where training stands, told before every epoch (a resumed run may begin in the middle of one)."""
+
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """Loss and backward pass of one batch; what is returned is logged."""
         depth = self.network.depth
@@ -59,8 +63,9 @@ class Stage:
         backward(loss)
         return {"loss": loss.detach()}
 
-    def end_epoch(self, epoch: int, epochs: int) -> None:
-        """Move growing schedules on."""
+    def policy(self) -> Policy:
+        """How dev rows are run after each epoch: by default through the whole model."""
+        return Policy()
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         """Which epoch was best, by the task's metric on dev rows; of equals the later."""

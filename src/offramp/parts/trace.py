@@ -36,6 +36,7 @@ class Soft:
     gate: Callable[[int, Trace], Tensor | None] | None = None  # [tokens] in 0…1
     key_bias: Callable[[int, Trace], Tensor | None] | None = None  # [tokens], added to attention logits
     scores: Callable[[int], bool] | None = None
+    skip: Callable[[int], bool] | None = None  # layers left out whole
     between: Callable[[int, Trace, Tensor], Tensor] | None = None  # states after attention → states to feed
 
 
@@ -45,6 +46,9 @@ def trace(encoder: Encoder, packed: Packed, soft: Soft | None = None) -> Trace:
     made = Trace(packed, [encoder.embed(packed)])
     for number, layer in enumerate(encoder.layers, start=1):
         x = made.states[-1]
+        if soft.skip and soft.skip(number):
+            made.states.append(x)
+            continue
         gate = soft.gate(number, made) if soft.gate else None
         bias = soft.key_bias(number, made) if soft.key_bias else None
         wants = soft.scores(number) if soft.scores else False

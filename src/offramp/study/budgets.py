@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp import methods
-from offramp.budget.calibrate import record, replay
+from offramp.budget.record import record, replay
 from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor, Row
 from offramp.parts.batch import Data

@@ -44,7 +44,7 @@ class Size:
 
 
 FULL = Size(6000, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), Effort(timed=256, alone=48, rounds=5))
-QUICK = Size(1200, 400, 400, Schedule(epochs=1, batch_size=16, lr=1e-4), Effort(timed=96, alone=16, rounds=3))
+QUICK = Size(1500, 800, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), Effort(timed=96, alone=16, rounds=3))
 
 
 def demo(out: str, quick: bool) -> None:

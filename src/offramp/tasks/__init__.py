@@ -37,7 +37,7 @@ class Task(ABC):
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution"})  # what exit rules may ask of the answers
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness"})  # what exit rules may ask of the answers
 
     @classmethod
     @abstractmethod
@@ -115,6 +115,10 @@ class Task(ABC):
         `scored` [tokens] marks the tokens where answers stand (the first of each word); by default all of them.
         """
         return logits, None
+
+    def wrongness(self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """How wrong each row's answer is, 0…1: what a learned exit unit is taught."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:

@@ -101,6 +101,9 @@ class Task(tasks.Task):
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.reduce_rows(F.cross_entropy(logits.float(), targets, reduction="none"), reduction)
 
+    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        return (logits.argmax(-1) != targets).float()  # [rows]
+
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         if not logits:
             return []

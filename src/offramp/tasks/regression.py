@@ -35,7 +35,7 @@ class Task(tasks.Task):
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
-    provides: ClassVar[frozenset[str]] = frozenset()  # a number has no distribution
+    provides: ClassVar[frozenset[str]] = frozenset({"wrongness"})  # a number has no distribution
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:
@@ -87,6 +87,10 @@ class Task(tasks.Task):
 
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.reduce_rows((logits.float().squeeze(1) - targets.float()).square(), reduction)
+
+    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """The absolute error, squashed as BERxiT does it."""
+        return (logits.float().squeeze(-1) - targets).abs().tanh()  # [rows]
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]

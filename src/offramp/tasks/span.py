@@ -100,6 +100,11 @@ class Task(tasks.Task):
         padded = _loss.pad_rows(logits.float(), lengths).transpose(1, 2)  # [rows, 2, longest]
         return padded.flatten(0, 1), torch.arange(len(lengths), device=lengths.device).repeat_interleave(2)
 
+    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """1 where the start or the end is wrong."""
+        best = _loss.pad_rows(logits.float(), lengths).argmax(dim=1)  # [rows, 2]
+        return (best != targets).any(dim=1).float()
+
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The best stretch over all windows of a row; `score` is its share among the best twenty (and "")."""
         windows: list[list[tuple[Encoded, np.ndarray]]] = [[] for _ in rows]

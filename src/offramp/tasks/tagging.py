@@ -39,6 +39,7 @@ class Task(tasks.Task):
     name: ClassVar[str] = "tagging"
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "words"})
 
     @property
     def metric(self) -> str:
@@ -104,6 +105,11 @@ class Task(tasks.Task):
         self, logits: Tensor, lengths: Tensor, scored: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         return _loss.of_tokens(logits, lengths, scored)
+
+    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """1 where any word of the row has a wrong tag."""
+        wrong = ((logits.argmax(-1) != targets) & (targets != _loss.IGNORE)).float()  # [tokens]
+        return wrong.new_zeros(len(lengths)).scatter_reduce(0, _loss.owners(lengths), wrong, "amax")
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         answers = []

@@ -80,20 +80,19 @@ def read_progress(folder: Path) -> Progress | None:
     """Where an interrupted run stands, or None if there is none."""
     if not (folder / FILE).is_file():
         return None
-    with _opened(folder / FILE) as file:
+    with _opened(folder / FILE, "numpy") as file:  # one look at one file: another process may be replacing it
         return Progress(**json.loads(file.metadata()["progress"]))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, framework: str = "pt") -> Iterator[Any]:
     """A file of ours, or a clear answer that it is damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework=framework) as file:
             yield file
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise OfframpError(
-            "to resume training", f"a damaged {path} ({error})", "start again with --force"
-        ) from error
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        given = f"a damaged {path} ({error})"
+        raise OfframpError("to resume training", given, "start again with --force") from error
 
 
 def read(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:

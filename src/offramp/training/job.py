@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from offramp import __version__
-from offramp import methods, tasks
+from offramp import __version__, methods, tasks
 from offramp.budget.calibrate import calibrate
 from offramp.errors import OfframpError
 from offramp.methods import Method

@@ -22,7 +22,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from offramp import engines
-from offramp.core.policy import Policy
 from offramp.model.runner import score
 from offramp.parts.batch import Batch, Data, batch
 from offramp.parts.network import Network
@@ -41,9 +40,9 @@ class Trainer:
 
     def __init__(self, network: Network, schedule: Schedule, folder: Path, report: Callable[..., None]) -> None:
         self.network, self.schedule, self.folder, self.report = network, schedule, folder, report
-        wanted = best_precision() if schedule.precision == "auto" else schedule.precision
-        cpu = not torch.cuda.is_available()
-        self.accelerator = Accelerator(mixed_precision="no" if wanted == "fp32" else wanted, cpu=cpu)
+        self.precision = best_precision() if schedule.precision == "auto" else schedule.precision
+        # accelerate fixes its precision once a process; autocast is ours, so that one process may train in both
+        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
         self.stop = False
 
@@ -95,6 +94,7 @@ class Trainer:
     ) -> None:
         """One pass over the rows, from the step an earlier attempt reached."""
         stage.mode()
+        stage.at(progress.epoch, self.schedule.epochs, progress.step)
         size, total = self.schedule.batch_size, len(train.encoded)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(self._seed(progress, -1))).tolist()
         steps = -(-total // size)
@@ -145,7 +145,7 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(parameters, self.schedule.clip)
         for optimiser in optimisers:
             optimiser.step()
-        for parameter in parameters:  # fused AdamW keeps its changes to itself, but backbones fuse Q, K and V by version
+        for parameter in parameters:  # fused AdamW tells nobody, but backbones fuse Q, K and V by version
             torch.autograd.graph.increment_version(parameter)
         return float(logged)
 
@@ -166,10 +166,9 @@ class Trainer:
         return bool(self.accelerator.reduce(torch.tensor(float(self.stop)), "sum") > 0)
 
     def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
-        stage.end_epoch(progress.epoch, self.schedule.epochs)
         self.network.eval()
         with self._autocast():
-            metrics, _ = score(self.network, engines.make("torch", self.network.encoder), Policy(), dev)
+            metrics, _ = score(self.network, engines.make("torch", self.network.encoder), stage.policy(), dev)
         steps = max(1, progress.step)
         progress.history.append(metrics)
         entry = {"stage": stage.name, "epoch": progress.epoch + 1, "loss": progress.loss_sum / steps, **metrics}
@@ -186,8 +185,7 @@ class Trainer:
         return hash((self.schedule.seed, progress.stage, progress.epoch, step)) % 2**31
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.accelerator.autocast()
-        return context
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def _save(self, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
         if self.accelerator.is_main_process:

@@ -1,0 +1,89 @@
+"""A threshold for every off-ramp, found by replaying thousands of settings at once.
+
+All a setting needs is known beforehand: the doubt, the score and the cost of leaving at each off-ramp, for each row. A
+population of threshold vectors is evaluated as one array; the Pareto front breeds the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Table:
+    """What leaving at each exit means, for every row; the last exit is the full model's own."""
+
+    doubt: Array  # [ramps, rows]
+    score: Array  # [ramps + 1, rows]
+    reach: Array  # [ramps + 1, rows] MACs of embeddings and layers up to there (the last: with its head)
+    ask: Array  # [ramps, rows] MACs that everybody pays who passes an open off-ramp
+    answer: Array  # [ramps, rows] MACs that only those pay who leave there
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Threshold vectors and what each did on average."""
+
+    thresholds: Array  # [settings, ramps]; 0 closes an off-ramp
+    cost: Array  # [settings] mean MACs a row
+    score: Array  # [settings]
+
+    def join(self, other: Tried) -> Tried:
+        """Both together."""
+        parts = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Tried(*(np.concatenate(pair) for pair in parts))
+
+    def front(self) -> Tried:
+        """The settings that no other beats on both, cheapest first."""
+        order = np.lexsort((-self.score, self.cost))
+        best = np.maximum.accumulate(np.concatenate(([-np.inf], self.score[order][:-1])))
+        keep = order[self.score[order] > best]
+        return Tried(self.thresholds[keep], self.cost[keep], self.score[keep])
+
+
+def try_all(table: Table, thresholds: Array) -> Tried:
+    """Every setting over every row."""
+    parts = [_try(table, thresholds[i : i + CHUNK]) for i in range(0, len(thresholds), CHUNK)]
+    cost, score = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Tried(thresholds, cost, score)
+
+
+def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
+    ramps, rows = table.doubt.shape
+    going = np.ones((len(thresholds), rows), dtype=bool)
+    cost, score = np.zeros(len(thresholds)), np.zeros(len(thresholds))
+    for ramp in range(ramps):
+        limit = thresholds[:, ramp, None]
+        cost += (going @ table.ask[ramp]) * (limit[:, 0] > 0)
+        leaving = going & (table.doubt[ramp] < limit)
+        cost += leaving @ (table.reach[ramp] + table.answer[ramp])
+        score += leaving @ table.score[ramp]
+        going &= ~leaving
+    return (cost + going @ table.reach[-1]) / rows, (score + going @ table.score[-1]) / rows
+
+
+def search(table: Table, start: Array, generations: int = 16, children: int = 400, seed: int = 0) -> Tried:
+    """Random and evolutionary search from given settings; returns the Pareto front."""
+    rng = np.random.default_rng(seed)
+    levels = np.quantile(table.doubt, np.linspace(0.0, 1.0, 41), axis=1).T  # [ramps, levels]
+    best = try_all(table, start).front()
+    for _ in range(generations):
+        fresh = _children(best.thresholds, levels, children, rng)
+        best = best.join(try_all(table, fresh)).front()
+    return best
+
+
+def _children(parents: Array, levels: Array, count: int, rng: np.random.Generator) -> Array:
+    """Mixtures of two parents with some thresholds moved to another level of doubt, or closed."""
+    ramps = parents.shape[1]
+    mother, father = (parents[rng.integers(len(parents), size=count)] for _ in range(2))
+    made = np.where(rng.random((count, ramps)) < 0.5, mother, father)
+    level = levels[np.arange(ramps), rng.integers(levels.shape[1], size=(count, ramps))]
+    moved = np.where(rng.random((count, ramps)) < 0.15, 0.0, np.maximum(level, 0.0))
+    return np.where(rng.random((count, ramps)) < 1.5 / ramps, moved, made)

@@ -1,0 +1,83 @@
+"""BERxiT (Xin et al. 2021): alternating training and a learned unit that says when to leave.
+
+What it does: training alternates between the last exit alone and all exits together, which keeps the full model intact
+and the early exits strong. One unit shared by all layers learns how likely an exit is wrong (classification: 1 − right;
+regression: tanh of the absolute error); at run time a row leaves where that doubt is below the threshold.
+Modifications from the paper and its code: the unit reads what the off-ramp reads, detached (the code let it pull on the
+backbone); its squared error is added in the steps that train all exits; step parity restarts each epoch, as in the code.
+Relations: BranchyNet with another schedule and a learned rule; with PABEE the exits that can serve regression.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from offramp.backbones import linear_macs
+from offramp.core.cost import HeadCost
+from offramp.core.loop import State
+from offramp.core.packed import Packed
+from offramp.parts.batch import Batch
+from offramp.parts.exits import DoubtPolicy, DoubtSettings, ExitOptions, exit_weights, ramps
+from offramp.parts.heads import OffRamp, Pool
+from offramp.parts.losses import exit_losses
+from offramp.parts.network import Network
+from offramp.parts.regimes import Alternating
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Stage
+from offramp.parts.trace import Trace
+
+SPACE = Threshold("threshold", loosest=0.0, unit="doubt")
+HF_EQUAL = True
+NEEDS = ("wrongness",)
+Settings = DoubtSettings
+Options = ExitOptions
+
+
+class LearnedToExit(nn.Module):
+    """One linear unit for all layers: pooled states → probability that the exit is wrong."""
+
+    def __init__(self, hidden: int, pool: Pool) -> None:
+        super().__init__()
+        self.reader = OffRamp(hidden, 1, "meanmax" if pool == "meanmax" else "mean", dropout=0.0)
+        self.cost = HeadCost(linear_macs(self), 0)
+
+    def forward(self, layer: int, packed: Packed) -> Tensor:
+        """Doubt per row, 0…1."""
+        said: Tensor = self.reader(packed).squeeze(-1).sigmoid()
+        return said
+
+
+def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """An off-ramp per layer and the shared unit."""
+    unit = LearnedToExit(network.encoder.hidden, options.pool)
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0), "doubt": unit})
+
+
+class Policy(DoubtPolicy):
+    """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
+
+    def doubt(self, layer: int, s: State) -> Tensor:
+        return s.unsure()
+
+
+def stages(network: Network, options: ExitOptions) -> list[Stage]:
+    """One: alternating training."""
+
+    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        layers = [*sorted(net.ramps), net.depth]
+        losses = exit_losses(net, made, batch, layers)
+        return losses @ losses.new_tensor(exit_weights(layers, options.weights)) + _unit_loss(net, made, batch)
+
+    return [Alternating(network, "alternating", options.head_lr, objective=objective)]
+
+
+def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:
+    """Squared error of the unit against how wrong each off-ramp is, averaged over off-ramps and rows."""
+    lengths, errors = batch.packed.lengths.to(net.device), []
+    for layer in sorted(net.ramps):
+        with torch.no_grad():
+            wrong = net.task.wrongness(net(layer, made.at(layer)), batch.targets, lengths)
+        states = made.at(layer)
+        errors.append((net.unsure(layer, states.with_states(states.states.detach())) - wrong).square().mean())
+    return torch.stack(errors).mean()

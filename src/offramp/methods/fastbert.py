@@ -1,0 +1,79 @@
+"""FastBERT (Liu et al. 2020): fine-tune, then the model teaches its own exits; leave when normalised entropy is low.
+
+What it does: stage 1 fine-tunes the model; stage 2 freezes it and trains every off-ramp to give the last exit's
+distribution, which needs no labels. Off-ramps attend over all tokens at width 128. At run time a row leaves at the first off-ramp whose entropy, divided by its maximum, is below the threshold
+(the paper calls it Speed).
+Modifications from the paper and its code: forward KL(teacher ‖ student), as the code computes and the paper does not
+print; the teacher runs without dropout; the learning rate falls over stage 2's own steps; pooling over the right axis.
+Relations: DeeBERT with heavier heads and distillation for labels; `heads=light` uses the ordinary off-ramps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core.attention import Plan, attend
+from offramp.core.cost import HeadCost
+from offramp.core.packed import Packed
+from offramp.parts.exits import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, ramps
+from offramp.parts.network import Network
+from offramp.parts.regimes import OffRamps, distillation
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Stage
+
+SPACE = Threshold("threshold", loosest=0.0, unit="normalised")
+HF_EQUAL = True
+NEEDS = ("distribution",)
+Settings = DoubtSettings
+Policy = NormalisedEntropyPolicy
+WIDTH, HEADS = 128, 2
+
+
+@dataclass(frozen=True)
+class Options(ExitOptions):
+    """Which heads."""
+
+    heads: Literal["attending", "light"] = "attending"
+
+
+class AttendingRamp(nn.Module):
+    """Narrow, attend over all tokens, pool, answer."""
+
+    def __init__(self, hidden: int, outputs: int, per_token: bool) -> None:
+        super().__init__()
+        self.narrow, self.mix, self.out = nn.Linear(hidden, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dense, self.project, self.per_token = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs), per_token
+        token, row = WIDTH * (hidden + 4 * WIDTH), WIDTH * (WIDTH + outputs)
+        cost = (0, token + row) if per_token else (row, token)
+        self.cost = HeadCost(*cost, pair=2 * WIDTH)
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits per row, or per token."""
+        x = torch.tanh(self.narrow(packed.states))
+        q, k, v = self.mix(x).chunk(3, dim=1)
+        mixed, _ = attend(q, k, v, packed.layout, Plan(HEADS))
+        seen = packed.with_states(self.out(mixed))
+        logits: Tensor = self.project(torch.tanh(self.dense(seen.states if self.per_token else seen.mean())))
+        return logits
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """An off-ramp per layer."""
+    if options.heads == "light" or network.task.outputs == 0:
+        return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+    layers = range(0 if options.ramp0 else 1, network.depth)
+    outputs, hidden = network.task.outputs, network.encoder.hidden
+    heavy = {str(layer): AttendingRamp(hidden, outputs, network.per_token) for layer in layers}
+    return nn.ModuleDict({"ramps": nn.ModuleDict(heavy)})
+
+
+def stages(network: Network, options: Options) -> list[Stage]:
+    """Two: fine-tune, then self-distillation."""
+    return [
+        Stage(network, "fine-tune", options.head_lr, shared=True),
+        OffRamps(network, "self-distillation", options.head_lr, objective=distillation),
+    ]

@@ -1,0 +1,87 @@
+"""LayerDrop (Fan et al. 2020): train with layers left out at random, then keep only some of them.
+
+What it does: in training every layer is skipped with probability `rate` for the whole batch; at run time only `layers`
+of them, evenly spread, are executed for every row.
+Modifications from the paper: dropping only while fine-tuning (the paper drops in pre-training too).
+Relations: a static baseline that every adaptive method must beat; `truncate` keeps the first layers instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.losses import exit_loss
+from offramp.parts.network import Network
+from offramp.parts.space import Integer
+from offramp.parts.stage import Backward, Stage
+from offramp.parts.trace import Soft, trace
+
+SPACE = Integer("layers", loosest=0, replay=False)
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many layers are executed; 0 means all."""
+
+    layers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layers < 0:
+            raise OfframpError("a number of layers to keep", f"layers={self.layers}", "use 1, 2, …; 0 keeps all")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is trained."""
+
+    rate: float = 0.2
+    head_lr: float = 5e-4
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """Nothing is added."""
+    return nn.ModuleDict()
+
+
+class Policy(policy.Policy):
+    """In a layer that is left out every token is idle."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        kept = settings.layers or network.depth
+        self.kept = {round((i + 1) * network.depth / kept) for i in range(kept)}
+        self.everything = len(self.kept) >= network.depth
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        if not self.everything:
+            gate = torch.full_like(s.packed.tokens["origin"], float(layer in self.kept), dtype=torch.float32)
+            s.packed = s.packed.with_tokens(gate=gate)
+        return None
+
+
+@dataclass
+class Dropping(Stage):
+    """Fine-tuning in which layers are left out at random."""
+
+    rate: float = 0.2
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        depth = self.network.depth
+        out = (torch.rand(depth) < self.rate).tolist()
+        made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: out[layer - 1]))
+        loss = exit_loss(self.network, depth, made.at(depth), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+def stages(network: Network, options: Options) -> list[Stage]:
+    """One: fine-tune with dropping."""
+    return [Dropping(network, "fine-tune with layer drop", options.head_lr, rate=options.rate)]

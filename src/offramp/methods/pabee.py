@@ -1,0 +1,80 @@
+"""PABEE (Zhou et al. 2020): patience, leave when consecutive exits agree.
+
+What it does: all exits train together (weights i/Σi); at run time a row leaves once its answer has stayed the same at
+`patience` consecutive comparisons of neighbouring exits. Numbers agree when they differ by less than `tolerance`.
+Modifications from the paper: every row counts for itself (the published code waits for the whole batch); each off-ramp
+has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the last exit is the
+model's own head; off-ramp 0 counts as an exit.
+Relations: the only exit here that needs no distribution, so it serves regression too; BERxiT learns when to leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.criteria import agree
+from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.network import Network
+from offramp.parts.regimes import Joint, weighted_exits
+from offramp.parts.space import Integer
+from offramp.parts.stage import Stage
+from offramp.parts.trace import Trace
+
+SPACE = Integer("patience", loosest=0)
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+Options = ExitOptions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many times in a row neighbouring exits must agree; 0 never leaves early."""
+
+    patience: int = 0
+    tolerance: float = 0.1  # regression: how close two numbers are the same
+
+    def __post_init__(self) -> None:
+        if self.patience < 0 or self.tolerance <= 0:
+            given = f"patience={self.patience}, tolerance={self.tolerance}"
+            raise OfframpError("a patience and a tolerance", given, "use patience 1, 2, … and a tolerance above 0")
+
+
+def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """An off-ramp per layer."""
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+
+
+class Policy(policy.Policy):
+    """What the last exit said and how often it agreed travel with the row."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.task, self.exits, self.settings = network.task, frozenset(network.ramps), settings
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        if layer not in self.exits or self.settings.patience == 0:
+            return None
+        logits, packed = s.logits(), s.packed
+        columns = packed.tokens if s.heads.per_token else packed.rows
+        streak = torch.zeros(packed.count, dtype=torch.int64, device=logits.device)
+        if "said" in columns:
+            same = agree(self.task, columns["said"], logits, packed, self.settings.tolerance)
+            streak = torch.where(same, packed.rows["streak"] + 1, 0)
+        packed = packed.with_tokens(said=logits) if s.heads.per_token else packed.with_rows(said=logits)
+        s.packed = packed.with_rows(streak=streak)
+        return streak >= self.settings.patience
+
+
+def stages(network: Network, options: ExitOptions) -> list[Stage]:
+    """One: joint training."""
+
+    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        return weighted_exits(net, options, made, batch)
+
+    return [Joint(network, "joint", options.head_lr, objective=objective)]

@@ -1,0 +1,76 @@
+"""Shallow-Deep Networks (Kaya et al. 2019): exit weights that grow during training, leave when confident.
+
+What it does: all exits train together with the backbone; off-ramp i weighs min(C_i, 0.01 + progress·C_i) where C_i is
+its share of the full model's depth, so early exits do not disturb the backbone while it is still finding its feet. At
+run time a row leaves at the first off-ramp that gives its best answer more than `confidence`.
+Modifications from the paper: C_i = layer/depth (at least 0.05, for the off-ramp on the embeddings) instead of measured
+operations of convolutional blocks; progress counts epochs of the stage.
+Relations: BranchyNet with confidence for entropy and scheduled weights for fixed ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.exits import DoubtSettings, ExitOptions, HesitationPolicy, ramps
+from offramp.parts.losses import exit_losses
+from offramp.parts.network import Network
+from offramp.parts.regimes import Joint
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Stage
+from offramp.parts.trace import Trace
+
+SPACE = Threshold("threshold", loosest=0.0, unit="hesitation")
+HF_EQUAL = True
+NEEDS = ("distribution",)
+Options = ExitOptions
+Policy = HesitationPolicy
+
+
+@dataclass(frozen=True)
+class Settings(DoubtSettings):
+    """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` is the same the other way round."""
+
+    confidence: float = 0.0  # if above 0, replaces threshold by 1 − confidence
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.confidence <= 1.0:
+            raise OfframpError("a confidence, a probability", f"confidence={self.confidence}", "use e.g. 0.9")
+
+    def limit(self, place: int) -> float:
+        return 1.0 - self.confidence if self.confidence > 0.0 else super().limit(place)
+
+
+def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """An off-ramp per layer."""
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+
+
+@dataclass
+class Scheduled(Joint):
+    """Joint training whose exit weights grow from epoch to epoch."""
+
+    progress: float = 0.0
+
+    def at(self, epoch: int, epochs: int, step: int) -> None:
+        self.progress = epoch / epochs
+
+
+def stages(network: Network, options: ExitOptions) -> list[Stage]:
+    """One: joint training with growing weights."""
+
+    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        layers = sorted(net.ramps)
+        share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
+        weight = torch.minimum(share, 0.01 + stage.progress * share)
+        losses = exit_losses(net, made, batch, [*layers, net.depth])
+        return losses @ torch.cat((weight, torch.ones(1))).to(losses)
+
+    stage = Scheduled(network, "joint", options.head_lr, objective=objective)
+    return [stage]

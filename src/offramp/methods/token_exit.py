@@ -1,0 +1,100 @@
+"""Token-level early exit for tagging (Li et al. 2021, TOKEE): a word stops when its neighbourhood is sure.
+
+What it does: an off-ramp after every layer tags all words; a word halts when the largest normalised entropy among the
+words of its window is below the threshold. A halted word keeps its tag, and its state is copied upward, where it still
+serves as key and value; a sentence is done when all its words are.
+Modifications from the paper: exact copies at every layer (the paper re-applies each layer's norm to post-norm states);
+word pieces halt with their word, the first token with its sentence; any batch size; no second self-sampling stage.
+Relations: the exits of BranchyNet taken word by word; Faster-DAT plans what this one decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.loop import State
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.criteria import token_doubt
+from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.network import Network
+from offramp.parts.regimes import Joint, weighted_exits
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Stage
+from offramp.parts.trace import Trace
+
+SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
+HF_EQUAL = True
+NEEDS = ("words",)
+Options = ExitOptions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A word halts when the normalised entropy of all words within `window` (itself in the middle) is below this."""
+
+    threshold: float = 0.0
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0 or self.window < 1:
+            given = f"threshold={self.threshold}, window={self.window}"
+            raise OfframpError("a threshold from 0 to 1 and a window of words", given, "use e.g. threshold=0.1, window=5")
+
+
+def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """An off-ramp per layer."""
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+
+
+class Policy(policy.Policy):
+    """Halts words, and lets a row go when none of its words is left."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.exits, self.settings = frozenset(network.ramps), settings
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        if layer not in self.exits or self.settings.threshold == 0.0:
+            return None
+        s.settle(self._sure(s.packed, s.logits()))
+        left = s.packed.tokens["left"]
+        going = torch.bincount(s.packed.row_of_token, weights=(left < 0).float(), minlength=s.packed.count)
+        return going == 0
+
+    def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
+        """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
+        words = packed.tokens["scored"]
+        doubt = token_doubt(logits)
+        if "left" in packed.tokens:
+            doubt = torch.where(packed.tokens["left"] >= 0, 0.0, doubt)
+        sure = _widest(doubt[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
+        owner = words.long().cumsum(0) - 1  # the word each token belongs to
+        mine = (owner >= 0) & (packed.row_of_token[words][owner.clamp(min=0)] == packed.row_of_token)
+        done = mine & sure[owner.clamp(min=0)]
+        doubtful = torch.bincount(packed.row_of_token[words], weights=(~sure).float(), minlength=packed.count)
+        return torch.where(mine, done, (doubtful == 0)[packed.row_of_token])
+
+
+def _widest(doubt: Tensor, row: Tensor, window: int) -> Tensor:
+    """The largest doubt within each word's window, never looking into another row."""  # [words]
+    most = doubt
+    for step in range(1, window // 2 + 1):
+        for here, there in ((slice(step, None), slice(None, -step)), (slice(None, -step), slice(step, None))):
+            near = torch.where(row[here] == row[there], doubt[there], 0.0)
+            most = most.clone()
+            most[here] = torch.maximum(most[here], near)
+    return most
+
+
+def stages(network: Network, options: ExitOptions) -> list[Stage]:
+    """One: joint training."""
+
+    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        return weighted_exits(net, options, made, batch)
+
+    return [Joint(network, "joint", options.head_lr, objective=objective)]

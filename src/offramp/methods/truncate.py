@@ -1,0 +1,87 @@
+"""Truncation: keep the first k layers and nothing else.
+
+What it does: the model's own head is moved to layer `k` and fine-tuned there with the layers below; the layers above
+are never executed.
+Relations: the honest stand-in for DistilBERT and the static baseline at equal cost for every exit; its cost is counted
+against all layers of the model it was cut from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.heads import SharedRamp
+from offramp.parts.losses import exit_loss
+from offramp.parts.network import Network
+from offramp.parts.space import Fixed
+from offramp.parts.stage import Backward, Stage
+from offramp.parts.trace import Soft, trace
+
+SPACE = Fixed()
+HF_EQUAL = False
+NEEDS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Nothing to turn: the depth was chosen in training."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How many layers to keep."""
+
+    k: int = 3
+    head_lr: float = 5e-4
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """The model's own head, moved to layer k."""
+    if not 1 <= options.k < network.depth:
+        fix = f"use 1 to {network.depth - 1} for this model"
+        raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
+    return nn.ModuleDict({"ramps": nn.ModuleDict({str(options.k): SharedRamp(network.last.apply, network.last.cost)})})
+
+
+class Policy(policy.Policy):
+    """Everybody leaves at the last layer there is."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.last = max(network.ramps)
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.last else None
+
+
+@dataclass
+class Short(Stage):
+    """Fine-tuning of the layers that stay, through the moved head."""
+
+    k: int = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        layers = self.network.encoder.layers
+        kept = {id(p) for layer in layers[: self.k] for p in layer.parameters()}
+        gone = {id(p) for layer in layers[self.k :] for p in layer.parameters()} - kept
+        return [(name, p) for name, p in super().trainable() if id(p) not in gone]
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings())
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: layer > self.k))
+        loss = exit_loss(self.network, self.k, made.at(self.k), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+def stages(network: Network, options: Options) -> list[Stage]:
+    """One: fine-tune the short model."""
+    return [Short(network, "fine-tune short", options.head_lr, k=options.k)]

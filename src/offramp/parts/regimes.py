@@ -1,0 +1,100 @@
+"""Training regimes that several exit methods share: joint, alternating, frozen, self-distilling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from offramp.parts.batch import Batch
+from offramp.parts.exits import ExitOptions, exit_weights
+from offramp.parts.losses import exit_loss, exit_losses
+from offramp.parts.network import Network
+from offramp.parts.stage import Backward, Stage, frozen
+from offramp.parts.trace import Trace, trace
+
+Objective = Callable[[Network, Trace, Batch], Tensor]
+
+
+def weighted_exits(network: Network, options: ExitOptions, made: Trace, batch: Batch) -> Tensor:
+    """Weighted sum of all exits' losses, the last exit included."""
+    layers = [*sorted(network.ramps), network.depth]
+    losses = exit_losses(network, made, batch, layers)
+    return losses @ losses.new_tensor(exit_weights(layers, options.weights))
+
+
+def distillation(network: Network, made: Trace, batch: Batch) -> Tensor:
+    """Sum over off-ramps of KL(last exit ‖ off-ramp): the model teaches its own exits, no label needed."""
+    packed, lengths = batch.packed, batch.packed.lengths
+    scored = packed.tokens.get("scored")
+
+    def spread(layer: int) -> Tensor:
+        logits = network(layer, made.at(layer))
+        return network.task.distributions(logits, lengths.to(logits.device), scored)[0].float().log_softmax(-1)
+
+    with torch.no_grad():
+        teacher = spread(network.depth)
+        target, possible = teacher.exp(), ~torch.isneginf(teacher)
+    losses = [(target * (teacher - spread(layer)))[possible].sum() / len(target) for layer in sorted(network.ramps)]
+    return torch.stack(losses).sum()
+
+
+@dataclass
+class Joint(Stage):
+    """Everything learns together by one objective over the whole trace."""
+
+    objective: Objective = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        loss = self.objective(self.network, trace(self.network.encoder, batch.packed), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+@dataclass
+class Alternating(Joint):
+    """One step for the last exit alone, the next for all exits: neither starves the other (BERxiT)."""
+
+    odd: bool = False
+
+    def at(self, epoch: int, epochs: int, step: int) -> None:
+        self.odd = step % 2 == 1
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        odd, self.odd = self.odd, not self.odd
+        if odd:
+            return super().step(batch, backward)
+        depth = self.network.depth
+        loss = exit_loss(self.network, depth, trace(self.network.encoder, batch.packed).at(depth), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+@dataclass
+class OffRamps(Stage):
+    """Only what the method added learns, from a frozen model in evaluation mode."""
+
+    objective: Objective = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.")]
+
+    def mode(self) -> None:
+        self.network.train(backbone=False, added=True)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        loss = self.objective(self.network, frozen(self.network, batch.packed), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+def sum_of_ramps(network: Network, made: Trace, batch: Batch) -> Tensor:
+    """Every off-ramp on its own loss, unweighted."""
+    return exit_losses(network, made, batch, sorted(network.ramps)).sum()
+
+

@@ -1,0 +1,49 @@
+"""`accelerate launch` with two processes does what one process does with the same batches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from offramp.training.schedule import Schedule
+from tests import runs
+
+ROOT = Path(__file__).parents[2]
+SCHEDULE = Schedule(epochs=2, batch_size=5, lr=0.002, precision="fp32")  # 48 rows: the last batches have 3
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """On words, where processes hold different numbers of answers. Without dropout, which each process draws itself."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    base = str(runs.model_folder(tmp_path / "base", **still))
+    one = runs.train(base, tmp_path, "full", "tagging", schedule=SCHEDULE)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    shape = {"--epochs": "2", "--batch-size": "5", "--lr": "0.002", "--precision": "fp32", "--task": "tagging"}
+    data = {"--train": str(tmp_path / "train.jsonl"), "--dev": str(tmp_path / "dev.jsonl")}
+    given = {**data, **shape, "--model": base, "--method": "full", "--out": str(tmp_path / "two")}
+    words = [word for pair in given.items() for word in pair]
+    path = os.pathsep.join([str(ROOT / "src"), *sys.path])
+    done = subprocess.run(
+        [*launch, *more, "--module", "offramp.cli", "train", *words],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("written to") == 1, "only one process speaks"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "dev.jsonl", "run", "train.jsonl", "two"]
+    weights, theirs = (load_file(run / "model.safetensors") for run in (one, tmp_path / "two"))
+    assert all(torch.allclose(weights[name], theirs[name], atol=2e-4) for name in weights)
+    logs = [yaml.safe_load((run / "recipe.yaml").read_text())["log"] for run in (one, tmp_path / "two")]
+    assert [round(entry["loss"], 3) for entry in logs[0]] == [round(entry["loss"], 3) for entry in logs[1]]
+    start = load_file(tmp_path / "base" / "model.safetensors")
+    moved = max(float((weights[name] - start[name]).abs().max()) for name in weights if name in start)
+    assert moved > 0.01, "nothing was learned, so nothing was compared"
