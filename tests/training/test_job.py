@@ -86,11 +86,11 @@ def test_masked_lm_can_be_continued_and_needs_no_ramps_of_its_own(base: str, tmp
 
 def test_held_out_rows_are_the_same_every_time(asked: dict[str, Any]) -> None:
     split = Job(**{**asked, "dev": None, "dev_split": 0.25})
-    train_rows, dev_rows, name = rows_of(split)
-    assert (len(train_rows), len(dev_rows)) == (12, 4) and "held out" in name
-    assert rows_of(split) == (train_rows, dev_rows, name)
+    rows = rows_of(split)
+    assert (len(rows.train), len(rows.dev)) == (12, 4) and "held out" in rows.dev_name
+    assert rows_of(split) == rows
     everything = [str(row) for row in runs.rows("classification", 16)]
-    assert sorted(str(row) for row in [*train_rows, *dev_rows]) == sorted(everything)
+    assert sorted(str(row) for row in [*rows.train, *rows.dev]) == sorted(everything)
     for share in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(OfframpError, match="--dev-split"):
             rows_of(Job(**{**asked, "dev": None, "dev_split": share}))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -75,13 +75,16 @@ def get(name: str) -> Method:
 
 def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
     """A settings or options dataclass from `key=value` pairs given as text or as JSON values."""
-    known = {f.name: f for f in fields(kind)}
+    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             listed = ", ".join(known) or "none"
             raise OfframpError(f"a setting of {what}", f"{key}={value}", f"known settings: {listed}")
         made[key] = _convert(value, getattr(kind(), key), f"{what} setting {key}")
+        choices = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
+        if choices and made[key] not in choices:
+            raise OfframpError(f"{what} setting {key}", repr(value), f"use one of: {', '.join(map(str, choices))}")
     return kind(**made)
 
 

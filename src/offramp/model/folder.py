@@ -21,8 +21,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from offramp import __version__
-from offramp import backbones, methods, tasks
+from offramp import __version__, backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.files import read_json, write_json
@@ -65,6 +64,8 @@ def quiet() -> Iterator[None]:
 
 def check_backbone(source: str) -> None:
     """A model (folder or hub name) of a family that has a backbone file; costs one small file."""
+    if not Path(source).is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise _no_model(source, FileNotFoundError("no such folder"))
     try:
         config, _ = transformers.PreTrainedConfig.get_config_dict(source)
     except (OSError, ValueError) as error:

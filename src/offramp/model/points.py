@@ -29,6 +29,18 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Guarantee:
+    """Settings and what was proven about them: with `confidence`, at most `risk` departure from the full model."""
+
+    risk: float
+    confidence: float
+    settings: dict[str, Any]
+    rows: int  # that it was tested on
+    found: float  # the mean loss on those rows
+    mac_share: float
+
+
+@dataclass(frozen=True)
 class Points:
     """All useful settings of a model, cheapest first; the last is the loosest."""
 
@@ -36,6 +48,7 @@ class Points:
     higher_is_better: bool
     data: dict[str, Any]  # name, rows, fingerprint
     points: tuple[Point, ...]
+    guarantees: tuple[Guarantee, ...] = ()
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -46,10 +59,22 @@ class Points:
         """The full model's own point."""
         return self.points[-1]
 
-    def choose(self, budget: float | None) -> Point:
-        """The point for a budget."""
+    def proven(self, risk: float) -> Guarantee:
+        """The cheapest setting that was shown to keep within a risk."""
+        fitting = [g for g in self.guarantees if g.risk <= risk]
+        if not fitting:
+            known = ", ".join(f"{g.risk:g}" for g in self.guarantees) or "none"
+            raise OfframpError(
+                f"settings with a guaranteed risk of {risk:g}",
+                f"a model calibrated for these risks: {known}",
+                f"run `offramp calibrate RUN --data FILE --risk {risk:g} --confidence 0.95` first",
+            )
+        return min(fitting, key=lambda g: g.mac_share)
+
+    def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> Point:
+        """The point for a budget; without one the cheapest that loses at most `max_loss`."""
         if budget is None:
-            return next(p for p in self.points if self._lost(p) <= TOLERANCE + 1e-9)
+            return next(p for p in self.points if self._lost(p) <= max_loss + 1e-9)
         check_budget(budget)
         if budget >= 1.0:
             return self.loosest
@@ -102,7 +127,8 @@ def load(folder: Path) -> Points:
     raw = read_json(folder / "points.json")
     try:
         first, *others = (Point(**point) for point in raw["points"])
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others))
+        proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
+        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven)
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

@@ -38,28 +38,48 @@ class Predictor:
         points = operating.load(path) if (path / "points.json").is_file() else None
         return cls(model, points, engine)
 
-    def settings(self, budget: float | None = None, given: Mapping[str, Any] | None = None) -> Any:
-        """Run-time settings: those given, else those of the budget's operating point, else the loosest."""
+    def settings(
+        self,
+        budget: float | None = None,
+        given: Mapping[str, Any] | None = None,
+        max_loss: float | None = None,
+        risk: float | None = None,
+    ) -> Any:
+        """Run-time settings: those given, else those of the operating point for a budget, a loss or a risk."""
         method = self.model.method
+        asked = {"budget": budget, "settings": given or None, "max_loss": max_loss, "risk": risk}
+        named = [f"{name}={value}" for name, value in asked.items() if value is not None]
+        if len(named) > 1:
+            raise OfframpError("settings", " and ".join(named), "give only one of them")
         if given:
             return methods.configure(method.settings, dict(given), method.name)
         if budget is not None:
             operating.check_budget(budget)
         if self.points is None:
-            if budget is not None and budget < 1.0:
-                raise OfframpError(
-                    f"budget={budget}", "a model without operating points", "give dev rows to `offramp train`"
-                )
+            if named and budget != 1.0:
+                raise OfframpError(named[0], "a model without operating points", "run `offramp calibrate` on it first")
             return method.settings()
-        return methods.configure(method.settings, self.points.choose(budget).settings, method.name)
+        if risk is not None:
+            return methods.configure(method.settings, self.points.proven(risk).settings, method.name)
+        loss = operating.TOLERANCE if max_loss is None else max_loss
+        return methods.configure(method.settings, self.points.choose(budget, loss).settings, method.name)
 
     def predict(
-        self, texts: Sequence[Any], budget: float | None = None, batch_size: int = 32
+        self,
+        texts: Sequence[Any],
+        budget: float | None = None,
+        batch_size: int = 32,
+        max_loss: float | None = None,
+        risk: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Predictions in input order. A text may be a string, a pair, a list of words, or a row with named columns."""
+        """Predictions in input order. A text may be a string, a pair, a list of words, or a row with named columns.
+
+        What may be spent: `budget`, a share of the full model's compute; or `max_loss`, how much of the metric may be
+        lost; or `risk`, how often the answer may differ from the full model's, if `offramp calibrate --risk` proved it.
+        """
         if isinstance(texts, str | Mapping):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
-        rows, settings = [self._row(text) for text in texts], self.settings(budget)
+        rows, settings = [self._row(text) for text in texts], self.settings(budget, None, max_loss, risk)
         self.task.check_inputs(rows, "the input")
         answers: list[dict[str, Any]] = []
         for chunk in self.chunks(rows, batch_size):

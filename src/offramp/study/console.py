@@ -42,13 +42,13 @@ class TrainingConsole:
     def __enter__(self) -> TrainingConsole:
         if self.main and interrupted(self.run):
             say_plainly(f"going on with the unfinished run beside {self.run}")
-        self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if self.bars:
+            self.progress.stop()
 
     def say(self, **news: Any) -> None:
         """Called by the trainer with whatever happened."""
@@ -66,6 +66,8 @@ class TrainingConsole:
 
     def _advance(self, news: dict[str, Any]) -> None:
         name, total = news["stage"], news["steps"] * self.epochs
+        if not self.bars:
+            self.progress.start()
         if name not in self.bars:
             self.bars[name] = self.progress.add_task(name, total=total, loss=0.0)
         done = news["epoch"] * news["steps"] + news["step"]
@@ -74,13 +76,19 @@ class TrainingConsole:
 
 def points_table(points: Points) -> Table:
     """Operating points as a table."""
-    table = Table(title=f"operating points on {points.data['rows']} rows of {points.data['name']}")
+    table = Table(title=f"operating points on {points.data['rows']} rows of {points.data['name']}", title_justify="left")
     for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
         table.add_column(column, justify="right")
     for point in [*points.points[: -1 : -(-len(points.points) // 14)], points.loosest]:
-        settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in point.settings.items())
-        table.add_row(f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}", settings)
+        numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}"
+        table.add_row(*numbers, ", ".join(f"{k}={_short(v)}" for k, v in point.settings.items() if v not in ((), [])))
     return table
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_short, value))  # as --set takes it
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def summary(finished: Finished, run: str) -> None:
@@ -93,7 +101,7 @@ def summary(finished: Finished, run: str) -> None:
 
 def show_cell(cell: dict[str, Any]) -> None:
     """A result cell in a few lines."""
-    table = Table(title=f"{cell['method']} on {cell['data']}/{cell['split']}, {cell['rows']} rows")
+    table = Table(title=f"{cell['method']} on {cell['rows']} rows of {cell['data']}/{cell['split']}")
     table.add_column("what")
     table.add_column("value", justify="right")
     for name, value in cell["metrics"].items():
@@ -112,7 +120,7 @@ def show_run(run: str) -> None:
     spec = folders.about(run)
     out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {Path(spec['base_model']).name}", markup=False)
     for name in ("options", "task", "max_length", "versions"):
-        out.print(f"  {name}: {spec[name]}", markup=False)
+        out.print(f"  {name}: {spec[name]}", markup=False, highlight=False, soft_wrap=True)
     if (Path(run) / "points.json").is_file():
         out.print(points_table(operating.load(Path(run))))
 

@@ -120,6 +120,10 @@ class Task(ABC):
         """How wrong each row's answer is, 0…1: what a learned exit unit is taught."""
         raise NotImplementedError(self.name)
 
+    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+        """How far each prediction is from the full model's, 0…1: the loss that a risk guarantee bounds."""
+        raise NotImplementedError(self.name)
+
     @abstractmethod
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """One prediction per row, in order; `logits[i]` is [C] or [tokens, C] and belongs to `encoded[i]`."""

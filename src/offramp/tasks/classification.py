@@ -115,6 +115,9 @@ class Task(tasks.Task):
             for best, row in zip(raw.argmax(axis=1).tolist(), shares.tolist(), strict=True)
         ]
 
+    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+        return [float(a["label"] != b["label"]) for a, b in zip(predictions, full, strict=True)]
+
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """F1 is that of the second label when there are two, else the mean over labels (macro)."""
         from sklearn.metrics import accuracy_score, f1_score

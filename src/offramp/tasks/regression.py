@@ -95,6 +95,9 @@ class Task(tasks.Task):
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]
 
+    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+        return [min(1.0, abs(a["value"] - b["value"])) for a, b in zip(predictions, full, strict=True)]
+
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """Correlations are 0 where they are not defined: fewer than two rows, or a side that never varies."""
         from scipy.stats import pearsonr, spearmanr

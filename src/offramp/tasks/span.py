@@ -112,6 +112,10 @@ class Task(tasks.Task):
             windows[item.example].append((item, scores.astype(np.float64)))
         return [self._answer(row["context"], own) for row, own in zip(rows, windows, strict=True)]
 
+    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+        pairs = zip(predictions, full, strict=True)
+        return [1.0 - _squad.score(a["answer"], [b["answer"]] if b["answer"] else [])[1] for a, b in pairs]
+
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         scores = [
             _squad.score(prediction["answer"], row["answers"]["text"])

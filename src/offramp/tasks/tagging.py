@@ -121,6 +121,10 @@ class Task(tasks.Task):
             answers.append({"tags": tags})
         return answers
 
+    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+        pairs = ((a["tags"], b["tags"]) for a, b in zip(predictions, full, strict=True))
+        return [sum(x != y for x, y in zip(a, b, strict=True)) / max(1, len(b)) for a, b in pairs]
+
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """Entity F1 only where the tags mark entities; accuracy is over words."""
         true = [row["tags"] for row in rows]

@@ -61,11 +61,24 @@ class Finished:
     log: list[dict[str, Any]]
 
 
-def rows_of(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """Training and dev rows, and what the dev rows are called."""
-    rows = reading.read(job.train, columns=job.columns, limit=job.limit)
+@dataclass(frozen=True)
+class Rows:
+    """What is trained and chosen on, and the task they define."""
+
+    task: Task
+    train: list[dict[str, Any]]
+    dev: list[dict[str, Any]]
+    dev_name: str
+
+
+def rows_of(job: Job) -> Rows:
+    """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
+    kind, rows = tasks.get(job.task), reading.read(job.train, columns=job.columns, limit=job.limit)
+    task = kind.from_rows(rows, job.train)
     if job.dev is not None:
-        return rows, reading.read(job.dev, columns=job.columns), job.dev
+        dev = reading.read(job.dev, columns=job.columns)
+        task.check(dev, job.dev)
+        return Rows(task, rows, dev, job.dev)
     if not 0.0 < job.dev_split < 1.0:
         raise OfframpError("a share of the rows to hold out", f"--dev-split {job.dev_split}", "give e.g. 0.1")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(job.schedule.seed)).tolist()
@@ -73,25 +86,23 @@ def rows_of(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     if held >= len(rows):
         raise OfframpError("rows to train on", f"{len(rows)} rows in {job.train}", "give more rows, or --dev FILE")
     name = f"{job.train} ({job.dev_split:g} held out, seed {job.schedule.seed})"
-    return [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name
+    return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name)
 
 
 def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
     """Train a method and write its model folder; resumes if the same job was interrupted."""
-    method, kind = methods.get(job.method), tasks.get(job.task)
+    method = methods.get(job.method)
     options = methods.configure(method.options, dict(job.options), method.name)
     _check_free(Path(job.out), force)
-    train_rows, dev_rows, dev_name = rows_of(job)
-    task = kind.from_rows(train_rows, job.train)
-    task.check(dev_rows, dev_name)
-    recipe = _recipe(job, reading.fingerprint(job.train, train_rows), reading.fingerprint(dev_name, dev_rows))
-    model = _build(job, method, options, task)
-    train_data, dev_data = _encode(model, train_rows), _encode(model, dev_rows)
+    rows = rows_of(job)
+    recipe = _recipe(job, rows)
+    model = _build(job, method, options, rows.task)
+    train_data, dev_data = _encode(model, rows.train), _encode(model, rows.dev)
     partial = _claim(Path(job.out), recipe, force)
-    say(rows=len(train_rows), dev=len(dev_rows), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+    say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
     trainer = Trainer(model.network, job.schedule, partial, say)
     progress = trainer.fit(_stages(job, model), train_data, dev_data)
-    points = calibrate(model.network, method, dev_data, dev_name, recipe["dev_fingerprint"])
+    points = calibrate(model.network, method, dev_data, rows.dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
         _publish(Path(job.out), partial, model, points, {**recipe, "log": progress.log, "seconds": progress.seconds})
     trainer.accelerator.wait_for_everyone()
@@ -136,11 +147,12 @@ def _encode(model: Loaded, rows: list[dict[str, Any]]) -> Data:
     return Data(rows, model.network.task.encode(model.tokenizer, rows, model.max_length))
 
 
-def _recipe(job: Job, train_print: str, dev_print: str) -> dict[str, Any]:
+def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
     made = asdict(replace(job, columns=dict(job.columns), options=dict(job.options)))
     made["schedule"].pop("save_seconds")
     made.pop("out")
-    return {**made, "train_fingerprint": train_print, "dev_fingerprint": dev_print, "offramp": __version__}
+    train, dev = reading.fingerprint(job.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
+    return {**made, "train_fingerprint": train, "dev_fingerprint": dev, "offramp": __version__}
 
 
 def _check_free(out: Path, force: bool) -> None:

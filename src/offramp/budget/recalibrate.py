@@ -1,0 +1,116 @@
+"""`offramp calibrate` as a function: new operating points for a run, and guarantees if asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from offramp import methods
+from offramp.budget import risk as risks
+from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, per_exit
+from offramp.budget.record import Recording, record
+from offramp.budget.risk import Losses
+from offramp.model import points as operating
+from offramp.model.points import Guarantee, Points
+from offramp.model.predictor import Predictor
+from offramp.model.runner import by_row, full_macs
+from offramp.parts.batch import Data
+from offramp.parts.space import Integer, Threshold
+from offramp.text.read import fingerprint
+
+Row = Mapping[str, Any]
+
+
+def recalibrate(
+    run: str, rows: Sequence[Row], source: str, risk: float | None = None, confidence: float = 0.95
+) -> Points:
+    """Calibrate a run on labelled rows and write its points.json; earlier guarantees are dropped with the old points."""
+    predictor = Predictor.load(run)
+    predictor.task.check(rows, source)
+    network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
+    recipe = yaml.safe_load((Path(run) / "recipe.yaml").read_text(encoding="utf-8"))
+    if mark == recipe.get("train_fingerprint"):
+        warnings.warn(f"{source} are the rows this run was trained on: its points will look better than they are",
+                      stacklevel=2)  # fmt: skip
+    name = "/".join(Path(source).parts[-2:])
+    points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
+    for doubt in complaints(points):
+        warnings.warn(doubt, stacklevel=2)
+    if risk is not None:
+        proven = prove(predictor, rows, risk, confidence)
+        points = replace(points, guarantees=(proven,))
+    operating.save(Path(run), points)
+    return points
+
+
+def complaints(points: Points) -> list[str]:
+    """What a user should know when exits do not pay."""
+    if len(points.points) == 1:
+        return ["no setting is cheaper than the full model: exits do not pay on these rows"]
+    found = []
+    scores = [p.score for p in points.points]
+    useful = [p for p in points.points[:-1] if not points.better(points.loosest.score - 0.02, p.score)]
+    if not useful:
+        found.append("every cheaper setting loses two points or more: early answers are poor here, train longer or pool otherwise")
+    if len(set(scores[:-1])) == 1 and len(scores) > 3:
+        found.append("all early settings score the same: an off-ramp may have collapsed to one answer")
+    return found
+
+
+def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:
+    """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
+    find, test = risks.halves(len(rows), seed=0)
+    risks.check(risk, confidence, len(test))
+    network, method = predictor.network, predictor.model.method
+    first = _subject(predictor, [rows[i] for i in find])
+    second = _subject(predictor, [rows[i] for i in test])
+    replays = isinstance(method.space, Threshold | Integer) and method.space.replay
+    tapes = [record(network, subject.data) if replays else None for subject in (first, second)]
+    ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
+
+    def measured(settings: Settings) -> tuple[Losses, float]:
+        return _departures(second, tapes[1], settings)
+
+    full = asdict(method.settings())
+    proven = risks.guarantee([full, *ordered], measured, risk, confidence)
+    if proven is None or proven.settings == full:
+        warnings.warn(f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model",
+                      stacklevel=2)  # fmt: skip
+    return proven or Guarantee(risk, confidence, full, len(test), 0.0, 1.0)
+
+
+def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
+    return Subject(predictor.network, predictor.model.method, Data(rows, predictor.prepare(rows)))
+
+
+def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
+    tape = tape or record(subject.network, subject.data)
+    found = candidates(subject.network, subject.method, tape)
+    space = subject.method.space
+    return found + (per_exit(subject, tape) if isinstance(space, Threshold) and space.replay else [])
+
+
+def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:
+    """The front of departure against cost on the finding half, from dearest and safest to cheapest."""
+    measured = [(float(losses.mean()), share, s) for s in found for losses, share in [_departures(subject, tape, s)]]
+    front: list[Settings] = []
+    cheapest = 1.0
+    for _, share, settings in sorted(measured, key=lambda item: (item[0], item[1])):
+        if share < cheapest:
+            front.append(asdict(methods.configure(subject.method.settings, settings, subject.method.name)))
+            cheapest = share
+    return front
+
+
+def _departures(subject: Subject, tape: Recording | None, settings: Settings) -> tuple[Losses, float]:
+    task, data = subject.network.task, subject.data
+    ours, full = (subject.run(s, tape) for s in (settings, {}))
+    said, meant = (task.predictions(data.rows, data.encoded, outcome.logits) for outcome in (ours, full))
+    spent = by_row(ours, data.encoded, len(data.rows))[2].sum() / full_macs(subject.network, data.encoded).sum()
+    return np.array(task.departures(said, meant)), float(spent)
