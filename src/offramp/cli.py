@@ -21,7 +21,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=
 Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
 Budget = Annotated[float | None, typer.Option(help="share of the full model's compute, above 0 and at most 1")]
 BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
-MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: how much of the metric may be lost, e.g. 0.01")]
+MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 
@@ -95,6 +95,8 @@ def evaluate(
     data: Annotated[str, typer.Option(help="labelled rows")],
     set_: Sets = None,
     budget: Budget = None,
+    max_loss: MaxLoss = None,
+    risk: Risk = None,
     batch_size: BatchSize = 32,
     engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
     limit: Limit = None,
@@ -113,7 +115,7 @@ def evaluate(
     if set_ and budget is not None:
         raise OfframpError("one setting to evaluate", "both --set and --budget", "give one of them")
     predictor = Predictor.load(run, engine)
-    settings = predictor.settings(budget, _pairs(set_, "--set"))
+    settings = predictor.settings(budget, _pairs(set_, "--set"), max_loss, risk)
     rows = read(data, columns=_pairs(column, "--column"), limit=limit)
     predictor.task.check(rows, data)
     name = Path(data).resolve() if Path(data).exists() else Path(data)
@@ -131,7 +133,7 @@ def calibrate(
     data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
     budget: Budget = None,
     max_loss: MaxLoss = None,
-    risk: Annotated[float | None, typer.Option(help="prove that at most this share departs from the full model")] = None,
+    risk: Annotated[float | None, typer.Option(help="prove that at most so much departs from the full model")] = None,
     confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
     limit: Limit = None,
     column: Columns = None,
@@ -153,6 +155,8 @@ def predict(
     input: Annotated[str, typer.Option(help="rows to answer, or - for standard input")],
     output: Annotated[str | None, typer.Option(help="a .jsonl file; standard output if left out")] = None,
     budget: Budget = None,
+    max_loss: MaxLoss = None,
+    risk: Risk = None,
     batch_size: BatchSize = 32,
     engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
     column: Columns = None,
@@ -162,7 +166,8 @@ def predict(
     from offramp.study.stream import answer_stream
 
     predictor = Predictor.load(run, engine)
-    done = answer_stream(predictor, input, output, budget, batch_size, _pairs(column, "--column"))
+    settings = predictor.settings(budget, None, max_loss, risk)
+    done = answer_stream(predictor, input, output, settings, batch_size, _pairs(column, "--column"))
     cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
     typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)
 

@@ -1,4 +1,4 @@
-"""Hugging Face parameters by reference → an `Encoder` of half-layers. One file per model family; the folder is the list.
+"""Hugging Face parameters by reference → an `Encoder` of half-layers. One file per family; the folder is the list.
 
 A backbone file exports `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head`. Files whose
 name starts with an underscore are shared pieces.

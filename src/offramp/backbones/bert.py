@@ -17,7 +17,8 @@ def encoder(model: Any) -> Encoder:
     """`BertModel` (or a model that holds one) for the packed loop."""
     base, config = model.base_model, model.config
     stack = layers(base.encoder.layer, config.num_attention_heads)
-    return Encoder(partial(embed, base.embeddings), stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
+    words = partial(embed, base.embeddings)
+    return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

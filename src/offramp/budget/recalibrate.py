@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 def recalibrate(
     run: str, rows: Sequence[Row], source: str, risk: float | None = None, confidence: float = 0.95
 ) -> Points:
-    """Calibrate a run on labelled rows and write its points.json; earlier guarantees are dropped with the old points."""
+    """Calibrate a run on labelled rows and write its points.json; earlier guarantees go with the old points."""
     predictor = Predictor.load(run)
     predictor.task.check(rows, source)
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
@@ -57,7 +57,7 @@ def complaints(points: Points) -> list[str]:
     scores = [p.score for p in points.points]
     useful = [p for p in points.points[:-1] if not points.better(points.loosest.score - 0.02, p.score)]
     if not useful:
-        found.append("every cheaper setting loses two points or more: early answers are poor here, train longer or pool otherwise")
+        found.append("every cheaper setting loses two points or more: train longer, or pool otherwise (--set pool=…)")
     if len(set(scores[:-1])) == 1 and len(scores) > 3:
         found.append("all early settings score the same: an off-ramp may have collapsed to one answer")
     return found

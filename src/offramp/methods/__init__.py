@@ -89,7 +89,8 @@ def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
 
 
 def _kind(default: Any) -> str:
-    return "list of numbers, like 0.1,0.2" if isinstance(default, tuple) else f"{type(default).__name__}, like {default}"
+    numbers = isinstance(default, tuple)
+    return "list of numbers, like 0.1,0.2" if numbers else f"{type(default).__name__}, like {default}"
 
 
 def _convert(value: Any, default: Any, what: str) -> Any:

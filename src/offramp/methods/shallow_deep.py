@@ -34,7 +34,7 @@ Policy = HesitationPolicy
 
 @dataclass(frozen=True)
 class Settings(DoubtSettings):
-    """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` is the same the other way round."""
+    """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` says the same the other way."""
 
     confidence: float = 0.0  # if above 0, replaces threshold by 1 − confidence
 

@@ -44,7 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.threshold <= 1.0 or self.window < 1:
             given = f"threshold={self.threshold}, window={self.window}"
-            raise OfframpError("a threshold from 0 to 1 and a window of words", given, "use e.g. threshold=0.1, window=5")
+            asked = "a threshold from 0 to 1 and a window of words"
+            raise OfframpError(asked, given, "use e.g. threshold=0.1, window=5")
 
 
 def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:

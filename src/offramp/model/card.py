@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from offramp.model.folder import Loaded
@@ -16,6 +17,11 @@ PIPELINES = {
 }
 
 
+def _public(name: str) -> str:
+    """A path without the folders of one machine; names on a hub stay as they are."""
+    return "/".join(Path(name).parts[-2:]) if name.startswith(("/", "~")) else name
+
+
 def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
     """A model card with the table of operating points."""
     task = model.network.task
@@ -25,7 +31,7 @@ def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
     return f"""---
 library_name: offramp
 pipeline_tag: {PIPELINES.get(task.name, "feature-extraction")}
-base_model: {model.base_model}
+base_model: {_public(model.base_model)}
 metrics:
 - {points.metric}
 tags:
@@ -33,7 +39,7 @@ tags:
 - {model.method.name}
 ---
 
-# {model.method.name} on {recipe["train"]}
+# {model.method.name} on {_public(recipe["train"])}
 
 {model.method.summary}
 
@@ -48,7 +54,7 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 
 ## Operating points
 
-Measured on {points.data["rows"]} rows of {points.data["name"]}; settings were chosen on these rows, so expect slightly
+Measured on {points.data["rows"]} rows of {_public(points.data["name"])}; settings were chosen on these rows, so expect slightly
 less elsewhere.
 
 | share of full MACs | {points.metric} | mean exit layer | settings |

@@ -61,6 +61,5 @@ def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
     """Where words matter, mark each word's first piece: that is where its answer stands."""
     if task.kind != "token":
         return packed
-    scored = [word >= 0 and word != before for e in encoded for before, word in zip([-1, *e.words], e.words, strict=False)]
-    mark = torch.tensor(scored)
-    return packed.with_tokens(scored=mark)
+    pairs = (pair for e in encoded for pair in zip([-1, *e.words], e.words, strict=False))
+    return packed.with_tokens(scored=torch.tensor([word >= 0 and word != before for before, word in pairs]))

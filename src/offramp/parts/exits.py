@@ -72,9 +72,8 @@ class DoubtPolicy(Policy):
         for name in ("thresholds", "temperatures"):
             given: tuple[float, ...] = getattr(settings, name)
             if given and len(given) != len(self.places):
-                raise OfframpError(
-                    f"one of {name} for each of {len(self.places)} off-ramps", f"{len(given)}", "calibrate this model again"
-                )
+                asked = f"one of {name} for each of {len(self.places)} off-ramps"
+                raise OfframpError(asked, f"{len(given)}", "calibrate this model again")
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.places:

@@ -51,7 +51,7 @@ class OffRamp(nn.Module):
 
 
 class SharedRamp(nn.Module):
-    """An exit through the model's own head (masked language modelling: a vocabulary projection per layer is too much)."""
+    """An exit through the model's own head: where a head is a whole vocabulary, or has moved down to this layer."""
 
     def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost) -> None:
         super().__init__()

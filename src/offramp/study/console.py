@@ -76,7 +76,8 @@ class TrainingConsole:
 
 def points_table(points: Points) -> Table:
     """Operating points as a table."""
-    table = Table(title=f"operating points on {points.data['rows']} rows of {points.data['name']}", title_justify="left")
+    title = f"operating points on {points.data['rows']} rows of {points.data['name']}"
+    table = Table(title=title, title_justify="left")
     for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
         table.add_column(column, justify="right")
     for point in [*points.points[: -1 : -(-len(points.points) // 14)], points.loosest]:
@@ -97,6 +98,19 @@ def summary(finished: Finished, run: str) -> None:
         return
     out.print(points_table(finished.points))
     out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False, soft_wrap=True)
+
+
+def show_points(points: Points, budget: float | None, max_loss: float | None) -> None:
+    """After calibration: the points, the one asked for, and what was proven."""
+    out.print(points_table(points))
+    if budget is not None or max_loss is not None:
+        loss = operating.TOLERANCE if max_loss is None else max_loss
+        point = points.choose(budget, loss)
+        found = f"{point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}"
+        out.print(f"for {f'budget {budget}' if budget is not None else f'a loss of at most {max_loss}'}: {found}")
+    for proven in points.guarantees:
+        promise = f"with confidence {proven.confidence:g}, at most {proven.risk:g} departs from the full model"
+        out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")
 
 
 def show_cell(cell: dict[str, Any]) -> None:

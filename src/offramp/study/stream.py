@@ -34,12 +34,12 @@ def answer_stream(
     predictor: Predictor,
     source: str,
     output: str | None,
-    budget: float | None,
+    settings: Any,
     batch_size: int,
     columns: Mapping[str, str],
 ) -> Done:
     """Predictions for every row of a file or standard input."""
-    settings, done = predictor.settings(budget), Done()
+    done = Done()
     rows, name = stream(source, columns=columns), "standard input" if source == "-" else source
     with _sink(output) as sink:
         for chunk in predictor.chunks(rows, batch_size):

@@ -37,7 +37,7 @@ class Task(ABC):
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness"})  # what exit rules may ask of the answers
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness"})  # what methods may ask
 
     @classmethod
     @abstractmethod
