@@ -23,13 +23,14 @@ from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
 from offramp.parts.batch import Data
+from offramp.parts.criteria import token_doubt
 from offramp.parts.exits import DoubtPolicy
 from offramp.parts.network import Network
 from offramp.parts.space import Integer, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
-POINTS = 24  # per-exit settings kept
+POINTS = 60  # per-exit settings kept
 Settings = dict[str, Any]
 
 
@@ -59,9 +60,20 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
     if not isinstance(space, Threshold):
         return []
     if not space.replay:
-        return [{space.name: float(f"{value:.4g}")} for value in np.geomspace(1.0, 0.004, RERUNS)]
+        spread = cuts(_answers(network, recording))[:: -(CANDIDATES // RERUNS)]
+        return [{space.name: min(1.0, value)} for value in spread]
     doubts = _doubts(network, method, {}, recording)
     return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
+
+
+def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
+    """The normalised entropy of every single answer at every off-ramp: words leave by their own."""
+    packed = recording.packed
+    spreads = [
+        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
+        for layer in network.ramps
+    ]
+    return np.asarray(torch.cat([token_doubt(spread) for spread in spreads]).double().numpy())
 
 
 def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:

@@ -68,7 +68,7 @@ def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
     return (cost + going @ table.reach[-1]) / rows, (score + going @ table.score[-1]) / rows
 
 
-def search(table: Table, start: Array, generations: int = 16, children: int = 400, seed: int = 0) -> Tried:
+def search(table: Table, start: Array, generations: int = 40, children: int = 400, seed: int = 0) -> Tried:
     """Random and evolutionary search from given settings; returns the Pareto front."""
     rng = np.random.default_rng(seed)
     levels = np.quantile(table.doubt, np.linspace(0.0, 1.0, 41), axis=1).T  # [ramps, levels]

@@ -54,8 +54,8 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 
 ## Operating points
 
-Measured on {points.data["rows"]} rows of {_public(points.data["name"])}; settings were chosen on these rows, so expect slightly
-less elsewhere.
+Measured on {points.data["rows"]} rows of {_public(points.data["name"])};
+settings were chosen on these rows, so expect slightly less elsewhere.
 
 | share of full MACs | {points.metric} | mean exit layer | settings |
 |---|---|---|---|

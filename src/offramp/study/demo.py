@@ -121,7 +121,7 @@ def show(found: dict[str, Any], out: str) -> None:
     """The table, and which commands to type next."""
     size, tested = found["size"], found["rows"][0]["cell"]["rows"]
     title = f"{tested} test sentences, after training on {size['schedule']['epochs']} × {size['train']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("budget", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up", "ms\nalone",
                    "speed-up"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
@@ -143,7 +143,7 @@ def show(found: dict[str, Any], out: str) -> None:
     console.out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
-NEXT = """\
+NEXT = """
 budget    share of the full model's compute that may be spent on average, as calibrated on the dev sentences;
           "none": the cheapest setting that loses at most half a point there
 ms        a sentence from text to prediction, in batches of {batch} or alone; medians of {rounds} interleaved rounds

@@ -1,0 +1,144 @@
+"""What each exit method does that the others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from torch import Tensor
+
+from offramp import engines, methods
+from offramp.core.loop import Result, run
+from offramp.core.packed import Packed, pack
+from offramp.errors import OfframpError
+from offramp.methods import berxit, pabee, shallow_deep
+from offramp.model.folder import assemble
+from offramp.parts.batch import Batch
+from offramp.parts.exits import DoubtSettings, EntropySettings
+from offramp.parts.network import Network
+from offramp.tasks import get
+
+ROWS = [{"text": "a", "label": i} for i in range(3)]
+
+
+def made(name: str, task: str = "classification", **options: Any) -> tuple[methods.Method, Network]:
+    spec = get(task).from_rows(ROWS, "rows")
+    method = methods.get(name)
+    torch.manual_seed(2)
+    chosen = method.options(**options)
+    net = assemble(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, chosen)
+    net.eval()
+    return method, net
+
+
+class Script:
+    """Heads that say what a table says: [exits][rows] → label."""
+
+    per_token = False
+
+    def __init__(self, said: list[list[int]]) -> None:
+        self.said = said
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        labels = torch.tensor([self.said[layer][row] for row in packed.rows["origin"].tolist()])
+        return torch.nn.functional.one_hot(labels, 3).float()
+
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        return torch.zeros(packed.count)
+
+
+def play(net: Network, said: list[list[int]], policy: Any) -> Result:
+    with torch.no_grad():
+        packed = pack(tiny.rows([3] * len(said[0])))
+        return run(engines.make("torch", net.encoder), Script(said), policy, packed)
+
+
+def test_patience_counts_each_row_for_itself() -> None:
+    _, net = made("pabee")
+    said = [[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 1, 2]]  # exits 0…3 (the last is the model's own)
+    assert play(net, said, pabee.Policy(net, pabee.Settings(1))).exit_layer.tolist() == [1, 2, 1]
+    assert play(net, said, pabee.Policy(net, pabee.Settings(2))).exit_layer.tolist() == [2, 3, 3]
+    assert play(net, said, pabee.Policy(net, pabee.Settings(0))).exit_layer.tolist() == [3, 3, 3]
+
+
+def test_patience_serves_regression_by_tolerance() -> None:
+    method, net = made("pabee", "regression")
+    loose = method.policy(net, pabee.Settings(1, tolerance=1e6))
+    with torch.no_grad():
+        result = run(engines.make("torch", net.encoder), net, loose, pack(tiny.rows([5, 9])))
+    assert result.exit_layer.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["branchynet", "deebert", "shallow_deep", "fastbert"])
+def test_rules_that_need_a_distribution_refuse_numbers_and_name_what_works(name: str) -> None:
+    with pytest.raises(OfframpError, match="berxit, full, layerdrop, pabee"):
+        made(name, "regression")
+
+
+def test_a_closed_off_ramp_costs_nothing() -> None:
+    method, net = made("branchynet")
+    packed = pack(tiny.rows([5, 9]))
+    with torch.no_grad():
+        settings = EntropySettings(thresholds=(0.0, 1e-9, 0.0))
+        result = run(engines.make("torch", net.encoder), net, method.policy(net, settings), packed)
+    assert [event.layer for event in result.log if event.what == "head"] == [1, 3]
+
+
+def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
+    method, net = made("branchynet")
+    with pytest.raises(OfframpError, match="each of 3 off-ramps"):
+        method.policy(net, EntropySettings(thresholds=(0.1, 0.2)))
+    with pytest.raises(OfframpError, match="nats"):
+        EntropySettings(threshold=-0.1)
+    with pytest.raises(OfframpError, match="up to 1"):
+        DoubtSettings(threshold=3.0)
+    with pytest.raises(OfframpError, match="temperatures"):
+        EntropySettings(temperatures=(0.0, 1.0, 1.0))
+
+
+def test_confidence_is_hesitation_the_other_way() -> None:
+    assert shallow_deep.Settings(confidence=0.9).limit(0) == pytest.approx(0.1)
+    with pytest.raises(OfframpError, match="probability"):
+        shallow_deep.Settings(confidence=90)
+
+
+def test_shallow_deep_weights_grow_with_progress() -> None:
+    _, net = made("shallow_deep")
+    (stage,) = shallow_deep.stages(net, shallow_deep.Options())
+    batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    losses = []
+    for epoch in (0, 5, 10):
+        stage.at(epoch, 10, 0)
+        losses.append(float(stage.step(batch, lambda loss: None)["loss"]))
+    assert losses[0] < losses[1] < losses[2]
+
+
+def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
+    method, net = made("berxit")
+    (stage,) = berxit.stages(net, berxit.Options())
+    batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    stage.at(0, 1, 0)
+    for parameter in net.added.parameters():
+        parameter.grad = None
+    stage.step(batch, lambda loss: loss.backward())
+    assert all(p.grad is None for p in net.added.parameters())  # even steps: the last exit alone
+    stage.step(batch, lambda loss: loss.backward())
+    assert all(p.grad is not None for p in net.added.parameters())
+    with torch.no_grad():
+        policy = method.policy(net, DoubtSettings(threshold=1e-9))
+        result = run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows([5, 9])))
+    assert [event.layer for event in result.log if event.what == "head"] == [3]
+    assert [event.layer for event in result.log if event.what == "doubt"] == [0, 1, 2]
+
+
+def test_layerdrop_keeps_layers_evenly() -> None:
+    method, net = made("layerdrop")
+    kept = {n: sorted(method.policy(net, method.settings(n)).kept) for n in (0, 1, 2, 3)}  # type: ignore[attr-defined]
+    assert kept == {0: [1, 2, 3], 1: [3], 2: [2, 3], 3: [1, 2, 3]}
+
+
+def test_truncate_refuses_a_depth_the_model_does_not_have() -> None:
+    with pytest.raises(OfframpError, match="1 to 2"):
+        made("truncate", k=3)
