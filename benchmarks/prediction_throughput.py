@@ -1,6 +1,6 @@
 """Rows a second at full depth: the packed torch engine against Hugging Face's padded SDPA, same weights, same batches.
 
-    python benchmarks/prediction_throughput.py --run RUN --data FILE --rows 1600 --out results/house/prediction-throughput.json
+    python benchmarks/prediction_throughput.py --run RUN --data FILE --out results/house/prediction-throughput.json
 
 Batches are taken in file order (no sorting by length for anybody), texts are tokenised beforehand for both, rounds are
 interleaved, and the medians are compared. Timings count only on an idle machine.
@@ -99,7 +99,7 @@ def main() -> None:
         "speed_up": round(medians["hf_sdpa_padded"] / medians["offramp"], 3),
         "largest_logit_difference": difference,
         "hardware": hardware(),
-        "versions": {"offramp": offramp.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {m.__name__: m.__version__ for m in (offramp, torch, transformers)},
         "date": datetime.date.today().isoformat(),
     }
     write_json(Path(args.out), result)

@@ -124,7 +124,7 @@ def main() -> None:
             "mean_tokens": round(sum(len(e.ids) for e in data.encoded) / len(data.encoded), 2),
             "precisions": measured,
             "hardware": hardware(),
-            "versions": {"offramp": offramp.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+            "versions": {m.__name__: m.__version__ for m in (offramp, torch, transformers)},
             "date": datetime.date.today().isoformat(),
         },
     )

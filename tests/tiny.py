@@ -1,4 +1,4 @@
-"""Tiny random models of every backbone, made on the spot. The table is the only list; a test checks that it is whole."""
+"""Tiny random models of every backbone, made on the spot. The table is the only list; a test checks it is whole."""
 
 from __future__ import annotations
 

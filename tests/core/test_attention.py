@@ -6,21 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import tiny
 from torch import Tensor
 
 from offramp import backbones
 from offramp.core.attention import Plan, attend, layout
 from offramp.core.packed import pack
+from tests import tiny
 
 HEADS, WIDTH = 2, 8
 
 
-def obvious(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def obvious(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
     q, k, v = (x.view(len(x), HEADS, -1).transpose(0, 1) for x in (q, k, v))
     logits = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
-    if bias is not None:
-        logits = logits + bias
     if window is not None:
         far = (torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])[None]).abs() > window
         logits = logits.masked_fill(far, float("-inf"))

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests import tiny
-from tests.fakes import Drop, Leave
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,6 +20,8 @@ from offramp.core.policy import Policy
 from offramp.parts.exits import ramps
 from offramp.parts.network import network
 from offramp.tasks import get
+from tests import tiny
+from tests.fakes import Drop, Leave
 
 
 class MiniLM:
@@ -31,7 +31,8 @@ class MiniLM:
         return HeadCost(0, 0)
 
     def layer(self, layer: int) -> LayerCost:
-        config = transformers.BertConfig(hidden_size=384, num_hidden_layers=1, num_attention_heads=12, intermediate_size=1536)
+        shape = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+        config = transformers.BertConfig(num_hidden_layers=1, **shape)
         with torch.device("meta"):
             net = transformers.BertModel(config)
         return backbones.encoder(net).layers[0].cost
@@ -62,11 +63,16 @@ class Eager:
         self.inner, self.depth = engines.make("torch", encoder), encoder.depth
         self.embed, self.feed = self.inner.embed, self.inner.feed
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool) -> tuple[Tensor, Scores | None]:
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, Scores | None]:
         return self.inner.attend(layer, queries, keys, where, True)
 
 
-@pytest.mark.parametrize("policy", [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, moment="attended"), Drop({2: 5}, moment="enter")])
+POLICIES = [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, "attended"), Drop({2: 5}, "enter")]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", tiny.BACKBONES)
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> None:

@@ -1,4 +1,4 @@
-"""The loop: rows leave with their answers, tokens drop and come back, idle tokens are exact copies that are still seen."""
+"""The loop: rows leave with their answers, tokens drop and come back, idle tokens are copies that are still seen."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import tiny
-from tests.fakes import Drop, Gate, Leave
 from torch import Tensor
 
 from offramp import engines
@@ -19,6 +17,8 @@ from offramp.parts.exits import ramps
 from offramp.parts.network import Network, network
 from offramp.parts.trace import Soft, Trace, trace
 from offramp.tasks import get
+from tests import tiny
+from tests.fakes import Drop, Gate, Leave
 
 LENGTHS = [9, 3, 17, 5]
 
@@ -117,18 +117,18 @@ def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) ->
 
 
 def test_scores_are_given_only_where_asked() -> None:
-    class Asks(Policy):
-        got: list[bool] = []
+    got: list[bool] = []
 
+    class Asks(Policy):
         def wants_scores(self, layer: int) -> bool:
             return layer == 2
 
         def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-            self.got.append(scores is not None)
+            got.append(scores is not None)
             return None
 
     answer(net_for("classification"), Asks(), pack(tiny.rows(LENGTHS)))
-    assert Asks.got == [False, True, False]
+    assert got == [False, True, False]
 
 
 def test_both_keeps_what_both_keep_and_leaves_when_either_leaves() -> None:

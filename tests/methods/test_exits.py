@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests import tiny
 from torch import Tensor
 
 from offramp import engines, methods
@@ -19,6 +18,7 @@ from offramp.parts.batch import Batch
 from offramp.parts.exits import DoubtSettings, EntropySettings
 from offramp.parts.network import Network
 from offramp.tasks import get
+from tests import tiny
 
 ROWS = [{"text": "a", "label": i} for i in range(3)]
 

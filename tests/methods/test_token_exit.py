@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import torch
-from tests import tiny
 from torch import Tensor
 
 from offramp import engines, methods
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Both, Policy
-from offramp.methods.token_exit import Settings, _widest
 from offramp.methods.token_exit import Policy as TokenExit
+from offramp.methods.token_exit import Settings, _widest
 from offramp.model.folder import assemble
 from offramp.parts.criteria import token_doubt
 from offramp.parts.network import Network
 from offramp.parts.trace import trace
 from offramp.tasks import get
+from tests import tiny
 
 LENGTHS = [9, 4, 17]
 
@@ -53,7 +53,7 @@ class Watch(Policy):
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         whole = torch.full((sum(LENGTHS),), -2)
-        whole[s.packed.tokens["origin"]] = s.packed.tokens["left"] if "left" in s.packed.tokens else -1
+        whole[s.packed.tokens["origin"]] = s.packed.tokens.get("left", -1)
         states = torch.zeros(sum(LENGTHS), s.packed.states.shape[1])
         states[s.packed.tokens["origin"]] = s.packed.states
         self.left[layer], self.states[layer] = whole, states

@@ -48,4 +48,5 @@ def test_agreement_of_labels_tags_and_numbers() -> None:
     tags = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
     other = torch.tensor([[5.0, 0, 0], [0, 2.0, 0], [1.0, 0, 0], [0, 0, 2.0]])
     assert agree(TAGS, tags, other, packed, 0.1).tolist() == [True, False]
-    assert agree(NUMBER, torch.tensor([[1.0], [2.0]]), torch.tensor([[1.05], [2.2]]), packed, 0.1).tolist() == [True, False]
+    before, now = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.05], [2.2]])
+    assert agree(NUMBER, before, now, packed, 0.1).tolist() == [True, False]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -23,7 +24,8 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     base = str(runs.model_folder(tmp_path / "base", **still))
     one = runs.train(base, tmp_path, "full", "tagging", schedule=SCHEDULE)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    # with --cpu accelerate starts one process only, unless there is MPI; --multi_gpu starts two, with or without GPUs
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     shape = {"--epochs": "2", "--batch-size": "5", "--lr": "0.002", "--precision": "fp32", "--task": "tagging"}
     data = {"--train": str(tmp_path / "train.jsonl"), "--dev": str(tmp_path / "dev.jsonl")}
@@ -32,7 +34,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), *sys.path])
     done = subprocess.run(
         [*launch, *more, "--module", "offramp.cli", "train", *words],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=120,
@@ -42,8 +44,10 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "dev.jsonl", "run", "train.jsonl", "two"]
     weights, theirs = (load_file(run / "model.safetensors") for run in (one, tmp_path / "two"))
     assert all(torch.allclose(weights[name], theirs[name], atol=2e-4) for name in weights)
-    logs = [yaml.safe_load((run / "recipe.yaml").read_text())["log"] for run in (one, tmp_path / "two")]
-    assert [round(entry["loss"], 3) for entry in logs[0]] == [round(entry["loss"], 3) for entry in logs[1]]
+    recipes = [yaml.safe_load((run / "recipe.yaml").read_text()) for run in (one, tmp_path / "two")]
+    assert [recipe["processes"] for recipe in recipes] == [1, 2]
+    losses = [[entry["loss"] for entry in recipe["log"]] for recipe in recipes]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     start = load_file(tmp_path / "base" / "model.safetensors")
     moved = max(float((weights[name] - start[name]).abs().max()) for name in weights if name in start)
     assert moved > 0.01, "nothing was learned, so nothing was compared"

@@ -104,7 +104,8 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     progress = trainer.fit(_stages(job, model), train_data, dev_data)
     points = calibrate(model.network, method, dev_data, rows.dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
-        _publish(Path(job.out), partial, model, points, {**recipe, "log": progress.log, "seconds": progress.seconds})
+        done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
+        _publish(Path(job.out), partial, model, points, {**recipe, **done})
     trainer.accelerator.wait_for_everyone()
     return Finished(model, points, progress.log)
 
