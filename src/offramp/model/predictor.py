@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offramp import engines, methods
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
@@ -29,6 +31,7 @@ class Predictor:
         self.network, self.task = model.network, model.network.task
         self.engine = engines.make(engine, model.network.encoder)
         self.engine_name = engine
+        self.network.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.network.eval()
 
     @classmethod

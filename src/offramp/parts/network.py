@@ -91,6 +91,11 @@ class Network:
         yield from ((f"model.{name}", p) for name, p in self.hf.named_parameters())
         yield from ((f"added.{name}", p) for name, p in self.added.named_parameters())
 
+    def to(self, device: torch.device) -> None:
+        """All parameters on a device, in place."""
+        self.hf.to(device)  # type: ignore[arg-type]  # transformers' own annotation is narrower
+        self.added.to(device)
+
     def train(self, backbone: bool = True, added: bool = True) -> None:
         """Dropout on or off, part by part."""
         self.hf.train(backbone)

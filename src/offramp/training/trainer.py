@@ -43,6 +43,7 @@ class Trainer:
         self.precision = best_precision() if schedule.precision == "auto" else schedule.precision
         # accelerate fixes its precision once a process; autocast is ours, so that one process may train in both
         self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
+        network.to(self.accelerator.device)
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
         self.stop = False
 
@@ -130,9 +131,9 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             for group in optimiser.param_groups:
                 group["lr"] = group["base_lr"] * rate
-        logged, items = torch.zeros(()), 0
+        logged, items = torch.zeros((), device=self.network.device), 0
         if mine:
-            made = batch(self.network.task, train, mine, self._seed(progress, -1))
+            made = batch(self.network.task, train, mine, self._seed(progress, -1)).to(self.network.device)
             items = _items(made, self.network.per_token) if self.world > 1 else 1
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
             with self._autocast():
