@@ -25,7 +25,7 @@ from offramp.model.files import write_json
 from offramp.model.predictor import Predictor
 from offramp.model.runner import run_packed
 from offramp.parts.batch import packed_rows
-from offramp.study.evaluate import hardware
+from offramp.study.evaluate import hardware, model_name
 from offramp.text.read import read
 
 
@@ -90,7 +90,7 @@ def main() -> None:
         "what": "prediction throughput at full depth, fp32, batches in file order, tokenised beforehand",
         "command": f"python benchmarks/prediction_throughput.py --run {Path(args.run).name} --data "
         f"{'/'.join(Path(args.data).parts[-2:])} --rows {args.rows} --batch-size {args.batch_size}",
-        "model": Path(predictor.model.base_model).name,
+        "model": model_name(predictor.model.base_model),
         "data": "/".join(Path(args.data).parts[-2:]),
         "rows": len(rows),
         "real_tokens_share": round(tokens / cells, 4),

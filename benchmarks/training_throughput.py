@@ -24,7 +24,7 @@ from offramp import methods, tasks
 from offramp.model.files import write_json
 from offramp.model.folder import assemble, load_backbone, load_tokenizer
 from offramp.parts.batch import Data
-from offramp.study.evaluate import hardware
+from offramp.study.evaluate import hardware, model_name
 from offramp.text.read import read
 from offramp.training.trainer import Schedule, Trainer
 
@@ -118,7 +118,7 @@ def main() -> None:
             "what": "training throughput, one epoch over the same rows",
             "command": f"python benchmarks/training_throughput.py --train {'/'.join(Path(args.train).parts[-2:])} "
             f"--rows {args.rows} --batch-size {args.batch_size} --rounds {args.rounds}",
-            "model": Path(args.model).name,
+            "model": model_name(args.model),
             "data": "/".join(Path(args.train).parts[-2:]),
             "rows": len(rows),
             "mean_tokens": round(sum(len(e.ids) for e in data.encoded) / len(data.encoded), 2),

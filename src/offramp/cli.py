@@ -51,7 +51,7 @@ def train(
     batch_size: BatchSize = 32,
     lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 5e-5,
     max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
-    limit: Limit = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; --dev is whole")] = None,
     seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,

@@ -117,3 +117,18 @@ def test_column_sums_equal_eager_hugging_face_attentions() -> None:
             n = lengths[row]
             assert torch.allclose(part, theirs[row, :, :n, :n].mean(0).sum(0), atol=1e-5)
         packed = packed.with_states(layer.feed(x))
+
+
+def test_the_diagonal_of_idle_tokens_is_zero_and_a_batch_does_not_change_it() -> None:
+    torch.manual_seed(3)
+    q, k, v = torch.randn(3, 11, WIDTH)
+    live = torch.tensor([True, False, True, True, False] + [True] * 6)
+    position, lengths = places([5, 6]), torch.tensor([5, 6])
+    both = layout(lengths, position, torch.tensor([3, 6]), position[live])
+    alone = layout(lengths[:1], position[:5], torch.tensor([3]), position[:5][live[:5]])
+    together = attend(q[live], k, v, both, Plan(HEADS, scores=True))[1]
+    single = attend(q[:5][live[:5]], k[:5], v[:5], alone, Plan(HEADS, scores=True))[1]
+    assert together is not None and single is not None
+    assert torch.allclose(together.diagonal[:5], single.diagonal, atol=1e-6)
+    assert (single.diagonal[~live[:5]] == 0).all() and (single.diagonal[live[:5]] > 0).all()
+    assert torch.allclose(together.columns[:5], single.columns, atol=1e-6)

@@ -166,3 +166,21 @@ def test_a_batch_never_changes_an_answer(lengths: list[int], leave: list[int], k
         alone = answer(net, Both(Leave(own), Drop({2: keep}, moment="attended")), pack([words]))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, parts[row], atol=1e-5)
+
+
+def test_answers_that_settled_survive_the_dropping_of_their_token() -> None:
+    """Depth and length together on tags: a word settles after layer 1, then its token is dropped."""
+
+    class Settle(Policy):
+        def leave(self, layer: int, s: State) -> Tensor | None:
+            if layer == 1:
+                s.settle(s.packed.tokens["position"] >= 4)
+            return None
+
+    net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
+    made = answer(net, Both(Settle(), Drop({3: 4}, moment="enter")), packed)
+    with torch.no_grad():
+        early = net(1, trace(net.encoder, packed).at(1))
+    late = packed.tokens["position"] >= 4
+    assert torch.allclose(made.logits[late], early[late], atol=1e-5)
+    assert not torch.allclose(made.logits[~late], early[~late], atol=1e-2)

@@ -93,7 +93,7 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
     tape = tape or record(subject.network, subject.data)
     found = candidates(subject.network, subject.method, tape)
     space = subject.method.space
-    return found + (per_exit(subject, tape) if isinstance(space, Threshold) and space.replay else [])
+    return found + (per_exit(subject) if isinstance(space, Threshold) and space.replay else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

@@ -173,7 +173,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan)
         kb, vb = (_heads(x[bucket.key_span], bucket.rows, plan.heads) for x in (k, v))
         mask = _mask(bucket, windows[i] if windows else None, bias)
         if plan.scores:
-            out, column, diagonal = _scored((qb, kb, vb), mask, bucket, plan.dropout)
+            out, mean = _scored((qb, kb, vb), mask, bucket, plan.dropout)
+            column, diagonal = mean.sum(1).reshape(-1), _diagonal(mean, where, bucket).reshape(-1)
             columns.append(column)
             diagonals.append(diagonal)
         else:
@@ -205,7 +206,8 @@ def _mask(bucket: Bucket, window: Tensor | None, bias: Tensor | None) -> Tensor 
 
 def _scored(
     block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bucket: Bucket, dropout: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
+    """Attention written out: the mixture, and the weights averaged over heads (filler queries give nothing)."""
     q, k, v = block
     logits = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
     if mask is not None:
@@ -214,9 +216,16 @@ def _scored(
     mean = weights.mean(1)
     if bucket.query_real is not None:
         mean = mean * bucket.query_real[:, :, None]
-    diagonal = mean.diagonal(dim1=1, dim2=2) if bucket.queries == bucket.keys else torch.zeros_like(mean[:, 0])
-    out = F.dropout(weights, dropout) @ v if dropout else weights @ v
-    return out, mean.sum(1).reshape(-1), diagonal.reshape(-1)
+    return F.dropout(weights, dropout) @ v if dropout else weights @ v, mean
+
+
+def _diagonal(mean: Tensor, where: Layout, bucket: Bucket) -> Tensor:
+    """What each key got from itself as a query; a token that is no query gave itself nothing."""  # [rows, keys]
+    if where.same:
+        return mean.diagonal(dim1=1, dim2=2)
+    q = pad(where.query_position, where.query)[bucket.query_span].view(bucket.rows, -1, 1)
+    k = pad(where.key_position, where.key)[bucket.key_span].view(bucket.rows, 1, -1)
+    return (mean * (q == k)).sum(1)
 
 
 def _windows(where: Layout, window: int) -> list[Tensor]:

@@ -58,11 +58,11 @@ class State:
     """What a policy sees: the live rows, and their logits on request."""
 
     packed: Packed  # rows and tokens still going
-    base: Packed  # the whole batch as embedded
+    base: Packed  # the whole batch, dropped tokens as they were when they left
     heads: Heads
     depth: int
     layer: int = 0
-    memory: Tensor | None = None  # [original tokens, hidden] last states of dropped tokens
+    shortened: bool = False  # tokens were dropped that answers still need
     log: list[Event] = field(default_factory=list)
     _logits: Tensor | None = None
 
@@ -92,19 +92,27 @@ class State:
 
     def whole(self) -> Packed:
         """The live rows with all their original tokens, dropped ones at their last state."""
-        if self.memory is None:
+        if not self.shortened:
             return self.packed
         live = torch.zeros(self.base.count, dtype=torch.bool)
         live[self.packed.rows["origin"].cpu()] = True
-        return self.base.with_states(self.packed.restore(self.memory)).keep_rows(live)
+        return self._put_back().keep_rows(live)
+
+    def _put_back(self) -> Packed:
+        """The whole batch with what the live tokens have become, their columns included."""
+        origin, columns = self.packed.tokens["origin"], dict(self.base.tokens)
+        for name, column in self.packed.tokens.items():
+            if name not in columns:  # a column a policy added: tokens dropped before have no value there
+                columns[name] = column.new_full((self.base.total, *column.shape[1:]), -1)
+            columns[name] = columns[name].index_copy(0, origin, column)
+        return self.base.with_states(self.packed.restore(self.base.states)).with_tokens(**columns)
 
     def drop(self, keep: Tensor | None) -> None:
         """Tokens leave, remembered for restoring where answers are per token."""
         if keep is None or bool(keep.all()):
             return
         if self.heads.per_token:
-            memory = self.base.states if self.memory is None else self.memory
-            self.memory = self.packed.restore(memory)
+            self.base, self.shortened = self._put_back(), True
         self.packed = self.packed.keep_tokens(keep)
         self._logits = None
 

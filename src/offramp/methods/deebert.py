@@ -10,9 +10,7 @@ Relations: BranchyNet with a frozen backbone, so the full model keeps its accura
 
 from __future__ import annotations
 
-from torch import nn
-
-from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, ramps
+from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
 from offramp.parts.network import Network
 from offramp.parts.regimes import OffRamps, sum_of_ramps
 from offramp.parts.space import Threshold
@@ -23,12 +21,8 @@ HF_EQUAL = True
 NEEDS = ("distribution",)
 Settings = EntropySettings
 Options = ExitOptions
+modules = exit_modules
 Policy = EntropyPolicy
-
-
-def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """An off-ramp per layer."""
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
 
 
 def stages(network: Network, options: ExitOptions) -> list[Stage]:

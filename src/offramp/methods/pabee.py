@@ -13,24 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
 from offramp.parts.criteria import agree
-from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.exits import ExitOptions, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import Joint, weighted_exits
+from offramp.parts.regimes import joint
 from offramp.parts.space import Integer
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Trace
 
 SPACE = Integer("patience", loosest=0)
 HF_EQUAL = True
 NEEDS: tuple[str, ...] = ()
 Options = ExitOptions
+modules = exit_modules
+stages = joint
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,6 @@ class Settings:
         if self.patience < 0 or self.tolerance <= 0:
             given = f"patience={self.patience}, tolerance={self.tolerance}"
             raise OfframpError("a patience and a tolerance", given, "use patience 1, 2, … and a tolerance above 0")
-
-
-def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """An off-ramp per layer."""
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
 
 
 class Policy(policy.Policy):
@@ -69,12 +63,3 @@ class Policy(policy.Policy):
         packed = packed.with_tokens(said=logits) if s.heads.per_token else packed.with_rows(said=logits)
         s.packed = packed.with_rows(streak=streak)
         return streak >= self.settings.patience
-
-
-def stages(network: Network, options: ExitOptions) -> list[Stage]:
-    """One: joint training."""
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        return weighted_exits(net, options, made, batch)
-
-    return [Joint(network, "joint", options.head_lr, objective=objective)]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtSettings, ExitOptions, HesitationPolicy, ramps
+from offramp.parts.exits import DoubtSettings, ExitOptions, HesitationPolicy, exit_modules
 from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
 from offramp.parts.regimes import Joint
@@ -29,6 +29,7 @@ SPACE = Threshold("threshold", loosest=0.0, unit="hesitation")
 HF_EQUAL = True
 NEEDS = ("distribution",)
 Options = ExitOptions
+modules = exit_modules
 Policy = HesitationPolicy
 
 
@@ -45,11 +46,6 @@ class Settings(DoubtSettings):
 
     def limit(self, place: int) -> float:
         return 1.0 - self.confidence if self.confidence > 0.0 else super().limit(place)
-
-
-def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """An off-ramp per layer."""
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
 
 
 @dataclass

@@ -13,25 +13,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
 from offramp.parts.criteria import token_doubt
-from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.exits import ExitOptions, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import Joint, weighted_exits
+from offramp.parts.regimes import joint
 from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Trace
 
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
 HF_EQUAL = True
 NEEDS = ("words",)
 Options = ExitOptions
+modules = exit_modules
+stages = joint
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class Settings:
             given = f"threshold={self.threshold}, window={self.window}"
             asked = "a threshold from 0 to 1 and a window of words"
             raise OfframpError(asked, given, "use e.g. threshold=0.1, window=5")
-
-
-def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """An off-ramp per layer."""
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
 
 
 class Policy(policy.Policy):
@@ -90,12 +84,3 @@ def _widest(doubt: Tensor, row: Tensor, window: int) -> Tensor:
             most = most.clone()
             most[here] = torch.maximum(most[here], near)
     return most
-
-
-def stages(network: Network, options: ExitOptions) -> list[Stage]:
-    """One: joint training."""
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        return weighted_exits(net, options, made, batch)
-
-    return [Joint(network, "joint", options.head_lr, objective=objective)]

@@ -128,6 +128,11 @@ def ramps(network: Network, pool: Pool, ramp0: bool = True) -> nn.ModuleDict:
     return nn.ModuleDict({layer: OffRamp(network.encoder.hidden, outputs, kind) for layer in layers})
 
 
+def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """What most exit methods add: off-ramps and nothing else."""
+    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+
+
 def exit_weights(layers: list[int], rule: Literal["index", "uniform"]) -> list[float]:
     """One weight per exit, summing to 1."""
     raw = [layer + 1.0 if rule == "index" else 1.0 for layer in layers]

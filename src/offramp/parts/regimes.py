@@ -56,6 +56,15 @@ class Joint(Stage):
         return {"loss": loss.detach()}
 
 
+def joint(network: Network, options: ExitOptions) -> list[Stage]:
+    """One stage: all exits and the backbone together, by the weighted sum."""
+
+    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        return weighted_exits(net, options, made, batch)
+
+    return [Joint(network, "joint", options.head_lr, objective=objective)]
+
+
 @dataclass
 class Alternating(Joint):
     """One step for the last exit alone, the next for all exits: neither starves the other (BERxiT)."""

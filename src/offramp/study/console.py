@@ -15,7 +15,7 @@ from rich.table import Table
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.points import Points
-from offramp.study.evaluate import hardware
+from offramp.study.evaluate import hardware, model_name
 from offramp.training.job import Finished, interrupted
 
 out = Console()
@@ -132,7 +132,8 @@ def show_cell(cell: dict[str, Any]) -> None:
 def show_run(run: str) -> None:
     """What a run folder holds."""
     spec = folders.about(run)
-    out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {Path(spec['base_model']).name}", markup=False)
+    base = model_name(spec["base_model"])
+    out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {base}", markup=False)
     for name in ("options", "task", "max_length", "versions"):
         out.print(f"  {name}: {spec[name]}", markup=False, highlight=False, soft_wrap=True)
     if (Path(run) / "points.json").is_file():

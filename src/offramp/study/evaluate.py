@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import time
 from collections import Counter
@@ -29,6 +30,12 @@ class Origin:
     recipe: Mapping[str, Any]  # how the model was trained
 
 
+def model_name(source: str) -> str:
+    """A model by its folder or hub name; a folder merely called "model" is known by the one around it."""
+    parts = Path(source).parts
+    return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
+
+
 def hardware() -> str:
     """The processor, cores in use and memory, in a line."""
     name = platform.processor() or platform.machine()
@@ -38,7 +45,9 @@ def hardware() -> str:
         name = named[0].split(":", 1)[1].strip() if named else name
     flags = "AVX-512 " if "AVX512" in torch.backends.cpu.get_cpu_capability() else ""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
-    return f"{name}, {flags}{torch.get_num_threads()} threads, {device}"
+    threads = torch.get_num_threads()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if info.is_file() else 0.0
+    return f"{name}, {flags}{threads} thread{'s' * (threads > 1)}, {memory:.0f} GiB, {device}"
 
 
 def evaluate(
@@ -54,7 +63,7 @@ def evaluate(
     return {
         "method": predictor.model.method.name,
         "settings": {**asdict(predictor.model.options), **asdict(settings)},
-        "model": Path(predictor.model.base_model).name,
+        "model": model_name(predictor.model.base_model),
         "data": origin.data,
         "split": origin.split,
         "rows": len(rows),
