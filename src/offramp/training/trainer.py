@@ -42,7 +42,7 @@ class Trainer:
         self.network, self.schedule, self.folder, self.report = network, schedule, folder, report
         self.precision = best_precision() if schedule.precision == "auto" else schedule.precision
         # accelerate fixes its precision once a process; autocast is ours, so that one process may train in both
-        self.accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
         network.to(self.accelerator.device)
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
         self.stop = False
