@@ -37,7 +37,7 @@ def no_training(*_: Any, **__: Any) -> None:
 def check_files(folder: Path) -> None:
     assert imread(folder / "curve.png").shape == (660, 1080, 4)
     found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
-    assert found["command"] == "offramp demo --quick" and "threads" in found["hardware"] and found["seconds"] > 0
+    assert found["command"] == "offramp demo --quick" and "thread" in found["hardware"] and found["seconds"] > 0
     assert [row["budget"] for row in found["rows"]] == list(BUDGETS)
     full = found["rows"][0]
     assert full["cell"]["macs"]["share_of_full"] == 1.0 and full["cell"]["mean_exit_layer"] == 6.0

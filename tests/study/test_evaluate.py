@@ -82,4 +82,4 @@ def test_the_cell_holds_no_folder_of_this_machine(trained: Path) -> None:
 
 
 def test_hardware_is_one_line() -> None:
-    assert "\n" not in hardware() and "threads" in hardware()
+    assert "\n" not in hardware() and "thread" in hardware()
