@@ -29,6 +29,8 @@ class ExitOptions:
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
     weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
+    mixed: bool = False  # joint methods: fine-tune the backbone alone first
+    equilibrium: bool = False  # joint methods: layers learn from the mean of the exits above, not from their sum
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from offramp.parts.exits import ExitOptions, exit_weights
 from offramp.parts.losses import exit_loss, exit_losses
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Stage, frozen
-from offramp.parts.trace import Trace, trace
+from offramp.parts.trace import Soft, Trace, trace
 
 Objective = Callable[[Network, Trace, Batch], Tensor]
 
@@ -46,23 +46,26 @@ class Joint(Stage):
     """Everything learns together by one objective over the whole trace."""
 
     objective: Objective = field(kw_only=True)
+    soft: Soft = field(default_factory=Soft)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        loss = self.objective(self.network, trace(self.network.encoder, batch.packed), batch)
+        loss = self.objective(self.network, trace(self.network.encoder, batch.packed, self.soft), batch)
         backward(loss)
         return {"loss": loss.detach()}
 
 
 def joint(network: Network, options: ExitOptions) -> list[Stage]:
-    """One stage: all exits and the backbone together, by the weighted sum."""
+    """All exits and the backbone together, by the weighted sum; the backbone alone before that if asked."""
 
     def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
         return weighted_exits(net, options, made, batch)
 
-    return [Joint(network, "joint", options.head_lr, objective=objective)]
+    first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.mixed else []
+    soft = Soft(equilibrium=options.equilibrium)
+    return [*first, Joint(network, "joint", options.head_lr, objective=objective, soft=soft)]
 
 
 @dataclass

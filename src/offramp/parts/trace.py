@@ -37,15 +37,16 @@ class Soft:
     key_bias: Callable[[int, Trace], Tensor | None] | None = None  # [tokens], added to attention logits
     scores: Callable[[int], bool] | None = None
     skip: Callable[[int], bool] | None = None  # layers left out whole
+    equilibrium: bool = False  # every layer learns from the mean of the exits above it, not from their sum
     between: Callable[[int, Trace, Tensor], Tensor] | None = None  # states after attention → states to feed
 
 
 def trace(encoder: Encoder, packed: Packed, soft: Soft | None = None) -> Trace:
     """All layers over all tokens of all rows."""
-    soft = soft or Soft()
-    made = Trace(packed, [encoder.embed(packed)])
+    soft, depth = soft or Soft(), encoder.depth
+    made = Trace(packed, [_shared(encoder.embed(packed), 1 / (depth + 1), soft)])
     for number, layer in enumerate(encoder.layers, start=1):
-        x = made.states[-1]
+        x = _shared(made.states[-1], float(depth - number + 1), soft)
         if soft.skip and soft.skip(number):
             made.states.append(x)
             continue
@@ -57,8 +58,13 @@ def trace(encoder: Encoder, packed: Packed, soft: Soft | None = None) -> Trace:
             made.scores[number] = scores
         y = _gated(x, y, gate)
         y = soft.between(number, made, y) if soft.between else y
-        made.states.append(_gated(y, layer.feed(y), gate))
+        made.states.append(_shared(_gated(y, layer.feed(y), gate), 1 / (depth - number + 1), soft))
     return made
+
+
+def _shared(x: Tensor, factor: float, soft: Soft) -> Tensor:
+    """The same values; under equilibrium their gradient is scaled."""
+    return x * factor + (x * (1.0 - factor)).detach() if soft.equilibrium else x
 
 
 def _gated(before: Tensor, after: Tensor, gate: Tensor | None) -> Tensor:
