@@ -234,7 +234,7 @@ BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
     "unknown engine": (["RUN", "--data", "rows.jsonl", "--engine", "abacus"], ["'abacus'", "torch"]),
     "unknown setting": (["RUN", "--data", "rows.jsonl", "--set", "patience=3"], ["patience=3", "threshold"]),
     "bad setting": (["RUN", "--data", "rows.jsonl", "--set", "threshold=-1"], ["threshold=-1.0"]),
-    "two knobs": (["RUN", "--data", "rows.jsonl", "--set", "threshold=1", "--budget", "1"], ["--set and --budget"]),
+    "two knobs": (["RUN", "--data", "rows.jsonl", "--set", "threshold=1", "--budget", "1"], ["only one of them"]),
     "no data": (["RUN"], ["--data"]),
     "unwritable": (["RUN", "--data", "rows.jsonl", "--json", "rows.jsonl/cell.json"], ["rows.jsonl/cell.json"]),
 }

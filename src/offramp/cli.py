@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from offramp import __version__
 from offramp.errors import OfframpError
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Transformers that spend only the compute an input needs.")  # fmt: skip
+ABOUT = "Transformers that spend only the compute an input needs."
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
@@ -24,6 +25,8 @@ BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
+Engine = Annotated[str, typer.Option(help="how layers are executed")]
+Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
 
 
 def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
@@ -62,13 +65,10 @@ def train(
     """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
     from offramp.study.console import TrainingConsole, summary
     from offramp.study.moviedata import carried_model
-    from offramp.training.job import Job
-    from offramp.training.job import train as run
-    from offramp.training.trainer import Schedule
+    from offramp.training import job as jobs
+    from offramp.training.schedule import Schedule
 
-    schedule = Schedule(epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, precision=precision,
-                        save_seconds=save_seconds)  # fmt: skip
-    job = Job(
+    job = jobs.Job(
         model=carried_model() if model == "minilm" else model,
         train=train,
         out=out,
@@ -81,10 +81,10 @@ def train(
         limit=limit,
         columns=_pairs(column, "--column"),
         options=_pairs(set_, "--set"),
-        schedule=schedule,
+        schedule=Schedule(epochs, batch_size, lr, seed=seed, precision=precision, save_seconds=save_seconds),
     )
     with TrainingConsole(out, epochs) as console:
-        finished = run(job, force, console.say)
+        finished = jobs.train(job, force, console.say)
     summary(finished, out)
 
 
@@ -98,32 +98,24 @@ def evaluate(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     batch_size: BatchSize = 32,
-    engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
+    engine: Engine = "torch",
     limit: Limit = None,
     column: Columns = None,
-    json: Annotated[str | None, typer.Option("--json", help="write the result cell here")] = None,
+    json: Json = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
-    from offramp.model.files import write_json
     from offramp.model.folder import read_recipe
     from offramp.model.predictor import Predictor
     from offramp.study import console
-    from offramp.study.evaluate import Origin
-    from offramp.study.evaluate import evaluate as measure
+    from offramp.study import evaluate as study
     from offramp.text.read import read
 
-    if set_ and budget is not None:
-        raise OfframpError("one setting to evaluate", "both --set and --budget", "give one of them")
     predictor = Predictor.load(run, engine)
     settings = predictor.settings(budget, _pairs(set_, "--set"), max_loss, risk)
     rows = read(data, columns=_pairs(column, "--column"), limit=limit)
     predictor.task.check(rows, data)
-    name = Path(data).resolve() if Path(data).exists() else Path(data)
-    origin = Origin(name.parent.name or name.name, name.name.split(".")[0], command_line(), read_recipe(run))
-    cell = measure(predictor, rows, settings, origin, batch_size)
-    if json:
-        write_json(Path(json), cell)
-    console.show_cell(cell)
+    origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
+    console.show_cell(study.evaluate(predictor, rows, settings, origin, batch_size), json)
 
 
 @app.command()
@@ -144,8 +136,7 @@ def calibrate(
     from offramp.text.read import read
 
     rows = read(data, columns=_pairs(column, "--column"), limit=limit)
-    points = recalibrate(run, rows, data, risk, confidence)
-    console.show_points(points, budget, max_loss)
+    console.show_points(recalibrate(run, rows, data, risk, confidence), budget, max_loss)
 
 
 @app.command()
@@ -158,7 +149,7 @@ def predict(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     batch_size: BatchSize = 32,
-    engine: Annotated[str, typer.Option(help="how layers are executed")] = "torch",
+    engine: Engine = "torch",
     column: Columns = None,
 ) -> None:
     """Answer rows in order, one JSON object a line."""
@@ -166,8 +157,8 @@ def predict(
     from offramp.study.stream import answer_stream
 
     predictor = Predictor.load(run, engine)
-    settings = predictor.settings(budget, None, max_loss, risk)
-    done = answer_stream(predictor, input, output, settings, batch_size, _pairs(column, "--column"))
+    asked, names = predictor.settings(budget, None, max_loss, risk), _pairs(column, "--column")
+    done = answer_stream(predictor, input, output, asked, batch_size, names)
     cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
     typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)
 
@@ -190,6 +181,26 @@ def info(
 
 
 @app.command()
+def baseline(
+    *,
+    train: Annotated[str, typer.Option(help="training rows")],
+    data: Annotated[str, typer.Option(help="labelled rows to score")],
+    limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows")] = None,
+    column: Columns = None,
+    json: Json = None,
+) -> None:
+    """What TF-IDF and logistic regression reach on the same rows, in milliseconds and without a Transformer."""
+    from offramp.study import console
+    from offramp.study.baselines import tfidf
+    from offramp.study.evaluate import place
+    from offramp.text.read import read
+
+    names = _pairs(column, "--column")
+    rows = read(train, columns=names, limit=limit)
+    console.show_cell(tfidf(rows, read(data, columns=names), *place(data), command_line()), json)
+
+
+@app.command()
 def demo(
     *,
     out: Annotated[str | None, typer.Option(help="the run folder (runs/demo, or runs/demo-quick with --quick)")] = None,
@@ -204,8 +215,6 @@ def demo(
 @app.command()
 def version() -> None:
     """The version."""
-    from offramp import __version__
-
     typer.echo(__version__)
 
 

@@ -1,7 +1,7 @@
-"""Truncation: keep the first k layers and nothing else.
+"""Truncation: keep the first k layers and nothing else, plain or taught by the full model.
 
 What it does: the model's own head is moved to layer `k` and fine-tuned there with the layers below; the layers above
-are never executed.
+are never executed. With `distil=true` the full model is fine-tuned first and its answers are what the short one learns.
 Relations: the honest stand-in for DistilBERT and the static baseline at equal cost for every exit; its cost is counted
 against all layers of the model it was cut from.
 """
@@ -9,6 +9,7 @@ against all layers of the model it was cut from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
+from offramp.parts.batch import Batch, Data
 from offramp.parts.heads import SharedRamp
 from offramp.parts.losses import exit_loss
 from offramp.parts.network import Network
 from offramp.parts.space import Fixed
 from offramp.parts.stage import Backward, Stage
+from offramp.parts.teacher import Teacher, imitation, teacher
 from offramp.parts.trace import Soft, trace
 
 SPACE = Fixed()
@@ -39,6 +41,7 @@ class Options:
     """How many layers to keep."""
 
     k: int = 3
+    distil: bool = False
     head_lr: float = 5e-4
 
 
@@ -65,6 +68,11 @@ class Short(Stage):
     """Fine-tuning of the layers that stay, through the moved head."""
 
     k: int = field(kw_only=True)
+    distil: bool = False
+    taught: Teacher | None = None
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        self.taught = teacher(self.network, data, folder) if self.distil else None
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         layers = self.network.encoder.layers
@@ -77,11 +85,16 @@ class Short(Stage):
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: layer > self.k))
-        loss = exit_loss(self.network, self.k, made.at(self.k), batch)
+        if self.taught is None:
+            loss = exit_loss(self.network, self.k, made.at(self.k), batch)
+        else:
+            said = self.network(self.k, made.at(self.k))
+            loss = imitation(self.network, said, self.taught.of(batch), batch.packed)
         backward(loss)
         return {"loss": loss.detach()}
 
 
 def stages(network: Network, options: Options) -> list[Stage]:
-    """One: fine-tune the short model."""
-    return [Short(network, "fine-tune short", options.head_lr, k=options.k)]
+    """Fine-tune the short model; before that the full one, if it is to teach."""
+    first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.distil else []
+    return [*first, Short(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]

@@ -13,6 +13,7 @@ from offramp.parts.exits import ExitOptions, exit_weights
 from offramp.parts.losses import exit_loss, exit_losses
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Stage, frozen
+from offramp.parts.teacher import imitation
 from offramp.parts.trace import Soft, Trace, trace
 
 Objective = Callable[[Network, Trace, Batch], Tensor]
@@ -27,18 +28,10 @@ def weighted_exits(network: Network, options: ExitOptions, made: Trace, batch: B
 
 def distillation(network: Network, made: Trace, batch: Batch) -> Tensor:
     """Sum over off-ramps of KL(last exit ‖ off-ramp): the model teaches its own exits, no label needed."""
-    packed, lengths = batch.packed, batch.packed.lengths
-    scored = packed.tokens.get("scored")
-
-    def spread(layer: int) -> Tensor:
-        logits = network(layer, made.at(layer))
-        return network.task.distributions(logits, lengths.to(logits.device), scored)[0].float().log_softmax(-1)
-
     with torch.no_grad():
-        teacher = spread(network.depth)
-        target, possible = teacher.exp(), ~torch.isneginf(teacher)
-    losses = [(target * (teacher - spread(layer)))[possible].sum() / len(target) for layer in sorted(network.ramps)]
-    return torch.stack(losses).sum()
+        taught = network(network.depth, made.at(network.depth))
+    said = [network(layer, made.at(layer)) for layer in sorted(network.ramps)]
+    return torch.stack([imitation(network, one, taught, batch.packed) for one in said]).sum()
 
 
 @dataclass

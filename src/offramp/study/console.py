@@ -14,6 +14,7 @@ from rich.table import Table
 
 from offramp.model import folder as folders
 from offramp.model import points as operating
+from offramp.model.files import write_json
 from offramp.model.points import Points
 from offramp.study.evaluate import hardware, model_name
 from offramp.training.job import Finished, interrupted
@@ -113,18 +114,21 @@ def show_points(points: Points, budget: float | None, max_loss: float | None) ->
         out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")
 
 
-def show_cell(cell: dict[str, Any]) -> None:
-    """A result cell in a few lines."""
+def show_cell(cell: dict[str, Any], keep: str | None = None) -> None:
+    """A result cell in a few lines; the whole of it as JSON where `keep` says."""
+    if keep:
+        write_json(Path(keep), cell)
     table = Table(title=f"{cell['method']} on {cell['rows']} rows of {cell['data']}/{cell['split']}")
     table.add_column("what")
     table.add_column("value", justify="right")
     for name, value in cell["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     table.add_row("share of full MACs", f"{cell['macs']['share_of_full']:.4f}")
-    table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
-    table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
+    if "mean_exit_layer" in cell:  # not of baselines without layers
+        table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
+        table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
     table.add_row("seconds", f"{cell['seconds']:.2f}")
-    if cell["truncated_rows"]:
+    if cell.get("truncated_rows"):
         table.add_row("truncated rows", str(cell["truncated_rows"]))
     out.print(table)
 

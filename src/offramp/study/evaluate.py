@@ -30,6 +30,12 @@ class Origin:
     recipe: Mapping[str, Any]  # how the model was trained
 
 
+def place(source: str) -> tuple[str, str]:
+    """What a file of rows is called in results: its folder (the data set) and its name (the split)."""
+    path = Path(source).resolve() if Path(source).exists() else Path(source)
+    return path.parent.name or path.name, path.name.split(".")[0]
+
+
 def model_name(source: str) -> str:
     """A model by its folder or hub name; a folder merely called "model" is known by the one around it."""
     parts = Path(source).parts

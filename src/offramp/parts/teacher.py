@@ -1,0 +1,58 @@
+"""A teacher's answers to all training rows, computed once and kept beside the run so that resuming finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from offramp.core.packed import Packed
+from offramp.parts.batch import Batch, Data, packed_rows
+from offramp.parts.network import Network
+from offramp.parts.trace import trace
+
+FILE = "teacher.safetensors"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Logits by encoded row."""
+
+    logits: tuple[Tensor, ...]  # each [1, outputs] or [tokens, outputs]
+
+    def of(self, batch: Batch) -> Tensor:
+        """What the teacher says to a batch, packed as its tokens are."""
+        return torch.cat([self.logits[i] for i in batch.ids]).to(batch.targets.device)
+
+
+def teacher(network: Network, data: Data, folder: Path, size: int = 32) -> Teacher:
+    """The full model's answers as it stands now, or those kept from before."""
+    sizes = [len(e.ids) for e in data.encoded] if network.per_token else [1] * len(data.encoded)
+    path = folder / FILE
+    if not path.is_file():
+        network.eval()
+        parts = [_answers(network, data, start, size) for start in range(0, len(data.encoded), size)]
+        fresh = path.with_suffix(".new")
+        save_file({"logits": torch.cat(parts)}, fresh)
+        fresh.replace(path)
+    return Teacher(load_file(path)["logits"].split(sizes))
+
+
+def _answers(network: Network, data: Data, start: int, size: int) -> Tensor:
+    packed = packed_rows(network.task, data.encoded[start : start + size]).to(network.device)
+    with torch.no_grad():
+        return network(network.depth, trace(network.encoder, packed).at(network.depth)).float().cpu()
+
+
+def imitation(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
+    """How far answers are from the teacher's: KL of distributions, squared error of numbers."""
+    if "distribution" not in network.task.provides:
+        return F.mse_loss(said.float(), taught.float())
+    lengths, scored = packed.lengths.to(said.device), packed.tokens.get("scored")
+    student, model = (network.task.distributions(x.float(), lengths, scored)[0].log_softmax(-1) for x in (said, taught))
+    possible = ~torch.isneginf(model)
+    return (model.exp() * (model - student))[possible].sum() / len(model)
