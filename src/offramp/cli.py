@@ -135,6 +135,7 @@ def calibrate(
     from offramp.study import console
     from offramp.text.read import read
 
+    console.check_wish(budget, max_loss)
     rows = read(data, columns=_pairs(column, "--column"), limit=limit)
     console.show_points(recalibrate(run, rows, data, risk, confidence), budget, max_loss)
 
@@ -157,8 +158,8 @@ def predict(
     from offramp.study.stream import answer_stream
 
     predictor = Predictor.load(run, engine)
-    asked, names = predictor.settings(budget, None, max_loss, risk), _pairs(column, "--column")
-    done = answer_stream(predictor, input, output, asked, batch_size, names)
+    asked = predictor.settings(budget, None, max_loss, risk)
+    done = answer_stream(predictor, input, output, asked, batch_size, _pairs(column, "--column"))
     cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
     typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)
 
@@ -192,12 +193,11 @@ def baseline(
     """What TF-IDF and logistic regression reach on the same rows, in milliseconds and without a Transformer."""
     from offramp.study import console
     from offramp.study.baselines import tfidf
-    from offramp.study.evaluate import place
     from offramp.text.read import read
 
     names = _pairs(column, "--column")
     rows = read(train, columns=names, limit=limit)
-    console.show_cell(tfidf(rows, read(data, columns=names), *place(data), command_line()), json)
+    console.show_cell(tfidf(rows, read(data, columns=names), (train, data), command_line()), json)
 
 
 @app.command()

@@ -23,7 +23,7 @@ def test_violations_stay_below_one_minus_confidence(binary: bool) -> None:
             wrong = (uniform < TRUE[settings["i"]] * (1 if binary else 2)).astype(float)
             return (wrong if binary else wrong / 2), 1.0 - settings["i"] / 40
 
-        proven = risks.guarantee([{"i": i} for i in range(21)], test, asked, confidence)
+        proven = risks.guarantee([{"i": i} for i in range(21)], test, asked, confidence, binary)
         assert proven is not None
         used.append(proven.settings["i"])
         broken += TRUE[proven.settings["i"]] > asked
@@ -61,4 +61,4 @@ def test_halves_share_no_row() -> None:
 
 def test_binary_losses_use_the_exact_binomial() -> None:
     losses = np.array([1.0] + [0.0] * 99)
-    assert risks.p_value(losses, 0.05) == pytest.approx(0.95**100 + 100 * 0.05 * 0.95**99)
+    assert risks.p_value(losses, 0.05, whole=True) == pytest.approx(0.95**100 + 100 * 0.05 * 0.95**99)

@@ -9,6 +9,8 @@ import pytest
 
 from offramp.budget.thresholds import Table, search, try_all
 
+LEVELS = np.tile(np.linspace(0.01, 1.0, 41), (6, 1))
+
 
 def random_table(ramps: int, rows: int, seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
@@ -45,14 +47,14 @@ def test_arrays_equal_a_plain_loop() -> None:
 
 
 def test_front_is_strictly_better_as_it_gets_dearer() -> None:
-    front = search(random_table(6, 200), np.full((1, 6), 0.2), generations=4)
+    front = search(random_table(6, 200), np.full((1, 6), 0.2), LEVELS, generations=4)
     assert (np.diff(front.cost) > 0).all() and (np.diff(front.score) > 0).all()
 
 
 def test_search_finds_at_least_what_it_starts_from() -> None:
     table = random_table(6, 300)
     start = np.repeat(np.linspace(0, 1, 30)[:, None], 6, axis=1)
-    first, found = try_all(table, start).front(), search(table, start, generations=8)
+    first, found = try_all(table, start).front(), search(table, start, LEVELS, generations=8)
     for cost, score in zip(first.cost, first.score, strict=True):
         assert found.score[found.cost <= cost + 1e-12].max() >= score
 

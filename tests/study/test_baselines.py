@@ -17,7 +17,9 @@ ROWS = [{"text": text, "label": 1} for text in GOOD * 3] + [{"text": text, "labe
 
 
 def test_words_decide() -> None:
-    cell = tfidf(ROWS, [{"text": "good", "label": 1}, {"text": "bad", "label": 0}], "films", "test", "a command")
+    test = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}]
+    cell = tfidf(ROWS, test, ("films/train.csv", "films/test.csv"), "a command")
+    assert (cell["data"], cell["split"]) == ("films", "test")
     assert cell["metrics"]["accuracy"] == 1.0 and cell["method"] == "tfidf" and cell["rows"] == 2
     assert cell["macs"] == {"mean": 0, "share_of_full": 0.0} and cell["milliseconds_a_row"] >= 0
 
@@ -25,7 +27,7 @@ def test_words_decide() -> None:
 def test_pairs_are_refused() -> None:
     pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
     with pytest.raises(OfframpError, match="single texts"):
-        tfidf(pairs, pairs, "pairs", "test", "a command")
+        tfidf(pairs, pairs, ("a", "b"), "a command")
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +37,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     assert "1.0000" in capsys.readouterr().out
     assert json.loads(out.read_text())["split"] == "films"
+
+
+def test_words_that_never_repeat_are_refused() -> None:
+    rows = [{"text": word, "label": i % 2} for i, word in enumerate(["alpha", "beta", "gamma", "delta"])]
+    with pytest.raises(OfframpError, match="give more rows"):
+        tfidf(rows, rows, ("a", "b"), "a command")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
@@ -36,8 +37,11 @@ class PreNormRotary:
         if queries is keys:
             q, k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)
         else:
-            k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)[1:]
-            q = own.Wqkv(self.layer.attn_norm(queries)).chunk(3, dim=1)[0]
+            wide, bias = queries.shape[1], own.Wqkv.bias
+            rest = None if bias is None else bias[wide:]
+            k, v = F.linear(self.layer.attn_norm(keys), own.Wqkv.weight[wide:], rest).chunk(2, dim=1)
+            first = None if bias is None else bias[:wide]
+            q = F.linear(self.layer.attn_norm(queries), own.Wqkv.weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
         dropout = own.attention_dropout if own.training else 0.0
         mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, self.window, scores, key_bias))

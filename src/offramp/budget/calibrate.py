@@ -18,7 +18,6 @@ from offramp import engines, methods
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
-from offramp.core.policy import Policy
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
@@ -116,10 +115,10 @@ def per_exit(subject: Subject, limit: int = POINTS) -> list[Settings]:
     known = table(network, recording, subject.data, doubts)
     most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
     start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
-    front = search(known, start)
+    levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
+    front = search(known, start, np.minimum(levels, most))
     index = np.unique(np.linspace(0, len(front.cost) - 1, limit).round().astype(int))
-    rounded = [tuple(float(f"{value:.6g}") for value in front.thresholds[i]) for i in index]
-    return [{"thresholds": thresholds, "temperatures": heat} for thresholds in rounded]
+    return [{"thresholds": tuple(front.thresholds[i].tolist()), "temperatures": heat} for i in index]
 
 
 def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
@@ -127,9 +126,11 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     network.eval()
     task, subject = network.task, Subject(network, method, data)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
-    if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real run at full depth
-        metrics, outcome = score(network, engines.make("torch", network.encoder), Policy(), data)
-        only = Point(asdict(method.settings()), 1.0, metrics[task.metric], float(outcome.exit_layer.mean()))
+    if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real, loosest run
+        policy = method.policy(network, method.settings())
+        metrics, outcome = score(network, engines.make("torch", network.encoder), policy, data)
+        share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
+        only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     space = method.space
     replays = isinstance(space, (Threshold, Integer)) and space.replay

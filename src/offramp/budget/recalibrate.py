@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from offramp import methods
 from offramp.budget import risk as risks
 from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, per_exit
 from offramp.budget.record import Recording, record
 from offramp.budget.risk import Losses
+from offramp.errors import OfframpError
+from offramp.model import folder as folders
 from offramp.model import points as operating
+from offramp.model.card import card
+from offramp.model.files import write_text
 from offramp.model.points import Guarantee, Points
 from offramp.model.predictor import Predictor
 from offramp.model.runner import by_row, full_macs
 from offramp.parts.batch import Data
-from offramp.parts.space import Integer, Threshold
+from offramp.parts.space import Fixed, Integer, Threshold
 from offramp.text.read import fingerprint
 
 Row = Mapping[str, Any]
@@ -34,19 +37,37 @@ def recalibrate(
     predictor = Predictor.load(run)
     predictor.task.check(rows, source)
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
-    recipe = yaml.safe_load((Path(run) / "recipe.yaml").read_text(encoding="utf-8"))
-    if mark == recipe.get("train_fingerprint"):
-        warnings.warn(f"{source} are the rows this run was trained on: its points will look better than they are",
-                      stacklevel=2)  # fmt: skip
+    if risk is not None:
+        _check_provable(predictor, rows, risk, confidence)
+    recipe = folders.read_recipe(run)
+    _warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
     points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
-    for doubt in complaints(points):
+    for doubt in [] if isinstance(method.space, Fixed) else complaints(points):
         warnings.warn(doubt, stacklevel=2)
     if risk is not None:
         proven = prove(predictor, rows, risk, confidence)
         points = replace(points, guarantees=(proven,))
     operating.save(Path(run), points)
+    if recipe:
+        write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
     return points
+
+
+def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> None:
+    """Refuse before any work what cannot be proven after it."""
+    if predictor.task.scores_by_loss:
+        asked = f"a risk for the task {predictor.task.name}"
+        raise OfframpError(asked, "a task without single answers to compare", "leave --risk out")
+    risks.check(risk, confidence, len(rows) - len(rows) // 2)
+
+
+def _warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+    if mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
+        why = "are rows this run was trained on: its points will look better than they are"
+        warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
+    elif risk is not None and mark == recipe.get("dev_fingerprint"):
+        warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
 
 
 def complaints(points: Points) -> list[str]:
@@ -66,7 +87,6 @@ def complaints(points: Points) -> list[str]:
 def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
     find, test = risks.halves(len(rows), seed=0)
-    risks.check(risk, confidence, len(test))
     network, method = predictor.network, predictor.model.method
     first = _subject(predictor, [rows[i] for i in find])
     second = _subject(predictor, [rows[i] for i in test])
@@ -78,7 +98,7 @@ def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: fl
         return _departures(second, tapes[1], settings)
 
     full = asdict(method.settings())
-    proven = risks.guarantee([full, *ordered], measured, risk, confidence)
+    proven = risks.guarantee([full, *ordered], measured, risk, confidence, predictor.task.departs_whole)
     if proven is None or proven.settings == full:
         warnings.warn(f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model",
                       stacklevel=2)  # fmt: skip

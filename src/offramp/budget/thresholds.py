@@ -68,10 +68,9 @@ def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
     return (cost + going @ table.reach[-1]) / rows, (score + going @ table.score[-1]) / rows
 
 
-def search(table: Table, start: Array, generations: int = 40, children: int = 400, seed: int = 0) -> Tried:
-    """Random and evolutionary search from given settings; returns the Pareto front."""
-    rng = np.random.default_rng(seed)
-    levels = np.quantile(table.doubt, np.linspace(0.0, 1.0, 41), axis=1).T  # [ramps, levels]
+def search(table: Table, start: Array, levels: Array, generations: int = 40, children: int = 400) -> Tried:
+    """Random and evolutionary search from given settings over given levels of doubt [ramps, levels]; the front."""
+    rng = np.random.default_rng(0)
     best = try_all(table, start).front()
     for _ in range(generations):
         fresh = _children(best.thresholds, levels, children, rng)

@@ -215,7 +215,7 @@ def _scored(
     weights = logits.softmax(-1)  # [rows, heads, queries, keys]
     mean = weights.mean(1)
     if bucket.query_real is not None:
-        mean = mean * bucket.query_real[:, :, None]
+        mean = mean.masked_fill(~bucket.query_real[:, :, None], 0.0)  # filler may see nothing and be NaN
     return F.dropout(weights, dropout) @ v if dropout else weights @ v, mean
 
 

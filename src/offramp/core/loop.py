@@ -83,6 +83,8 @@ class State:
     def settle(self, done: Tensor) -> None:
         """Tokens whose answer stands from now on: what the exit says is kept, and they go idle."""
         tokens, logits = self.packed.tokens, self.logits()
+        if self.shortened:  # logits are for all original tokens of the live rows
+            logits = logits[torch.isin(self.whole().tokens["origin"], tokens["origin"])]
         left = tokens.get("left", torch.full_like(tokens["origin"], -1))
         fresh = done & (left < 0)
         answer = torch.where(fresh[:, None], logits, tokens.get("answer", torch.zeros_like(logits)))
@@ -162,7 +164,8 @@ def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
         states, scores = engine.attend(layer, packed.states, packed.states, packed.layout, wants)
         counts = packed.lengths
     elif not bool((gate > 0).any()):
-        counts, states, scores = torch.zeros_like(packed.lengths), packed.states, None
+        counts, states, nothing = torch.zeros_like(packed.lengths), packed.states, torch.zeros(packed.total)
+        scores = Scores(nothing.to(packed.device), nothing.to(packed.device)) if wants else None
     else:
         live = gate > 0
         counts = torch.bincount(packed.row_of_token[live], minlength=packed.count).cpu()

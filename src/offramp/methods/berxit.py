@@ -1,10 +1,11 @@
 """BERxiT (Xin et al. 2021): alternating training and a learned unit that says when to leave.
 
 What it does: training alternates between the last exit alone and all exits together, which keeps the full model intact
-and the early exits strong. One unit shared by all layers learns how likely an exit is wrong (classification: 1 − right;
-regression: tanh of the absolute error); at run time a row leaves where that doubt is below the threshold.
-Modifications from the paper and its code: the unit reads what the off-ramp reads, detached (the code let it pull on the
-backbone); its squared error is added in the steps that train all exits; parity restarts each epoch, as in the code.
+and the early exits strong. One unit shared by all layers learns how likely an exit is wrong (classification: 1 −
+right; regression: tanh of the absolute error); at run time a row leaves where that doubt is below the threshold.
+Modifications from the paper and its code: the unit reads pooled states (mean, or mean and maximum), detached (the
+code let it pull on the backbone); its squared error is added in the steps that train all exits; parity restarts each
+epoch, as in the code.
 Relations: BranchyNet with another schedule and a learned rule; with PABEE the exits that can serve regression.
 """
 

@@ -46,6 +46,10 @@ class Options:
     rate: float = 0.2
     head_lr: float = 5e-4
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate < 1.0:
+            raise OfframpError("a share of layers to leave out", f"rate={self.rate}", "use 0 up to below 1, e.g. 0.2")
+
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """Nothing is added."""
@@ -56,6 +60,9 @@ class Policy(policy.Policy):
     """In a layer that is left out every token is idle."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
+        if settings.layers > network.depth:
+            given = f"layers={settings.layers}"
+            raise OfframpError("a number of layers to keep", given, f"this model has {network.depth}")
         kept = settings.layers or network.depth
         self.kept = {round((i + 1) * network.depth / kept) for i in range(kept)}
         self.everything = len(self.kept) >= network.depth

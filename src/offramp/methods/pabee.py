@@ -5,7 +5,7 @@ What it does: all exits train together (weights i/Σi); at run time a row leaves
 Modifications from the paper: every row counts for itself (the published code waits for the whole batch); each off-ramp
 has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the last exit is the
 model's own head; off-ramp 0 counts as an exit.
-Relations: the only exit here that needs no distribution, so it serves regression too; BERxiT learns when to leave.
+Relations: needs no distribution over answers, so it serves regression too, as BERxiT does, which learns when to leave.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class Policy(policy.Policy):
     def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
         """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
         words = packed.tokens["scored"]
+        if not bool(words.any()):
+            return torch.ones_like(words)  # no word at all: nothing to wait for
         doubt = token_doubt(logits)
         if "left" in packed.tokens:
             doubt = torch.where(packed.tokens["left"] >= 0, 0.0, doubt)

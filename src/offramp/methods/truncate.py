@@ -47,6 +47,9 @@ class Options:
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """The model's own head, moved to layer k."""
+    if options.distil and network.task.outputs == 0:
+        asked = f"a distilled truncation for {network.task.name}"
+        raise OfframpError(asked, "answers as wide as a vocabulary", "leave distil out")
     if not 1 <= options.k < network.depth:
         fix = f"use 1 to {network.depth - 1} for this model"
         raise OfframpError("a number of layers to keep", f"k={options.k}", fix)

@@ -8,18 +8,16 @@ from typing import Any
 from offramp.model.folder import Loaded
 from offramp.model.points import Points
 
-PIPELINES = {
-    "classification": "text-classification",
-    "regression": "text-classification",
-    "tagging": "token-classification",
-    "span": "question-answering",
-    "masked_lm": "fill-mask",
-}
-
 
 def _public(name: str) -> str:
     """A path without the folders of one machine; names on a hub stay as they are."""
     return "/".join(Path(name).parts[-2:]) if name.startswith(("/", "~")) else name
+
+
+def _example(columns: tuple[str, ...]) -> str:
+    """An input as `predict` takes it."""
+    shown = ['["some", "words"]' if column == "tokens" else f'"some {column.split("_")[0]}"' for column in columns]
+    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
 
 
 def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
@@ -30,7 +28,7 @@ def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
     )
     return f"""---
 library_name: offramp
-pipeline_tag: {PIPELINES.get(task.name, "feature-extraction")}
+pipeline_tag: {task.pipeline}
 base_model: {_public(model.base_model)}
 metrics:
 - {points.metric}
@@ -47,7 +45,7 @@ tags:
 import offramp
 
 model = offramp.load("PATH/TO/THIS/FOLDER")
-model.predict(["some text"], budget=0.5)  # share of the full model's compute
+model.predict([{_example(task.input_columns)}], budget=0.5)  # share of the full model's compute
 ```
 
 Plain `transformers` opens the same folder and gets {"the full model" if model.method.hf_equal else "the backbone"}.

@@ -73,8 +73,10 @@ class Points:
 
     def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> Point:
         """The point for a budget; without one the cheapest that loses at most `max_loss`."""
+        if not max_loss >= 0.0:
+            raise OfframpError("what the metric may lose", f"max_loss={max_loss}", "give 0 or more, e.g. 0.01")
         if budget is None:
-            return next(p for p in self.points if self._lost(p) <= max_loss + 1e-9)
+            return next((p for p in self.points if self._lost(p) <= max_loss + 1e-9), self.loosest)
         check_budget(budget)
         if budget >= 1.0:
             return self.loosest

@@ -34,8 +34,10 @@ def run_packed(
     network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None
 ) -> Outcome:
     """One batch through the loop. `heads` stands in for the network's own exits when a recording is replayed."""
+    if heads is None:
+        packed = packed.to(network.device)  # a recording lies on the CPU
     with torch.inference_mode():
-        made = run(engine, heads or network, policy, packed.to(network.device))
+        made = run(engine, heads or network, policy, packed)
     answers = made.logits.cpu().numpy()
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
     return Outcome(
@@ -65,15 +67,17 @@ def run_encoded(
 def metrics_by_loss(
     network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
 ) -> tuple[dict[str, float], Outcome]:
-    """Metrics of tasks that are scored by their loss (perplexity); masking depends on the row alone."""
-    losses: list[float] = []
+    """Metrics of tasks that are scored by their loss per answer (perplexity); masking depends on the row alone."""
+    losses: list[float] = []  # one per masked token
     batch_size = min(batch_size, 8)  # every token answers with a whole vocabulary
     parts: list[Outcome] = []
     for start in range(0, len(data.encoded), batch_size):
-        made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=0)
+        made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=None)
         outcome = run_packed(network, engine, policy, made.packed)
         logits = torch.from_numpy(np.concatenate(outcome.logits))
-        losses += network.task.loss(logits, made.targets, made.packed.lengths, "rows").tolist()
+        rows = network.task.loss(logits, made.targets, made.packed.lengths, "rows").tolist()
+        asked = [int((part >= 0).sum()) for part in made.targets.split(made.packed.lengths.tolist())]
+        losses += [loss for loss, count in zip(rows, asked, strict=True) for _ in range(count)]
         parts.append(Outcome([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
     joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
     return network.task.metrics_from_losses(losses), Outcome([], *joined)

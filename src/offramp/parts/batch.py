@@ -38,7 +38,7 @@ class Data:
     @property
     def cut(self) -> int:
         """How many rows were longer than the model allows."""
-        return sum(1 for e in self.encoded if e.cut)
+        return len({e.example for e in self.encoded if e.cut})
 
 
 def packed_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
@@ -46,10 +46,11 @@ def packed_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
     return _columns(pack([e.ids for e in encoded], [e.types for e in encoded]), task, encoded)
 
 
-def batch(task: Task, data: Data, ids: Sequence[int], seed: int) -> Batch:
-    """Rows `ids` with their targets. Random masking depends on the seed and the row only, never on batch mates."""
+def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch:
+    """Rows `ids` with their targets. Random masking depends on the seed and the row's number, never on batch mates;
+    without a seed on the row's own words alone."""
     chosen = [data.encoded[i] for i in ids]
-    rngs = [random.Random(f"{seed}:{i}") for i in ids]
+    rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
     pairs = [
         task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)
     ]

@@ -32,6 +32,10 @@ class ExitOptions:
     mixed: bool = False  # joint methods: fine-tune the backbone alone first
     equilibrium: bool = False  # joint methods: layers learn from the mean of the exits above, not from their sum
 
+    def __post_init__(self) -> None:
+        if not 0.0 < self.head_lr < 1.0:
+            raise OfframpError("a learning rate of heads", f"head_lr={self.head_lr}", "use e.g. 0.002")
+
 
 @dataclass(frozen=True)
 class DoubtSettings:
@@ -75,7 +79,7 @@ class DoubtPolicy(Policy):
             given: tuple[float, ...] = getattr(settings, name)
             if given and len(given) != len(self.places):
                 asked = f"one of {name} for each of {len(self.places)} off-ramps"
-                raise OfframpError(asked, f"{len(given)}", "calibrate this model again")
+                raise OfframpError(asked, f"{len(given)}", "give as many as there are, or calibrate again")
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.places:

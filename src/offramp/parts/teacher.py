@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def teacher(network: Network, data: Data, folder: Path, size: int = 32) -> Teach
     if not path.is_file():
         network.eval()
         parts = [_answers(network, data, start, size) for start in range(0, len(data.encoded), size)]
-        fresh = path.with_suffix(".new")
+        fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
         save_file({"logits": torch.cat(parts)}, fresh)
         fresh.replace(path)
     return Teacher(load_file(path)["logits"].split(sizes))

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.files import write_json
@@ -101,6 +102,16 @@ def summary(finished: Finished, run: str) -> None:
     out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False, soft_wrap=True)
 
 
+def check_wish(budget: float | None, max_loss: float | None) -> None:
+    """Refuse, before any work, what `show_points` could not answer."""
+    if budget is not None and max_loss is not None:
+        raise OfframpError("one point to show", "both --budget and --max-loss", "give one of them")
+    if budget is not None:
+        operating.check_budget(budget)
+    if max_loss is not None and not max_loss >= 0.0:
+        raise OfframpError("how much of the metric may be lost", f"--max-loss {max_loss}", "give 0 or more, e.g. 0.01")
+
+
 def show_points(points: Points, budget: float | None, max_loss: float | None) -> None:
     """After calibration: the points, the one asked for, and what was proven."""
     out.print(points_table(points))
@@ -124,9 +135,8 @@ def show_cell(cell: dict[str, Any], keep: str | None = None) -> None:
     for name, value in cell["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     table.add_row("share of full MACs", f"{cell['macs']['share_of_full']:.4f}")
-    if "mean_exit_layer" in cell:  # not of baselines without layers
-        table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
-        table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
+    table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
+    table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
     table.add_row("seconds", f"{cell['seconds']:.2f}")
     if cell.get("truncated_rows"):
         table.add_row("truncated rows", str(cell["truncated_rows"]))
@@ -141,7 +151,8 @@ def show_run(run: str) -> None:
     for name in ("options", "task", "max_length", "versions"):
         out.print(f"  {name}: {spec[name]}", markup=False, highlight=False, soft_wrap=True)
     if (Path(run) / "points.json").is_file():
-        out.print(points_table(operating.load(Path(run))))
+        points = operating.load(Path(run))
+        show_points(points, None, None)
 
 
 def show_environment() -> None:

@@ -48,7 +48,7 @@ def answer_stream(
             for answer in predictor.finish(chunk, encoded, outcome):
                 sink.write(json.dumps(answer, ensure_ascii=False, default=_plain) + "\n")
             done.rows += len(chunk)
-            done.cut += sum(1 for e in encoded if e.cut)
+            done.cut += len({e.example for e in encoded if e.cut})
             done.macs += float(outcome.macs.sum())
             done.full += predictor.full_macs(encoded)
     return done

@@ -37,7 +37,9 @@ class Task(tasks.Task):
     name: ClassVar[str] = "classification"
     kind: ClassVar[Literal["row", "token"]] = "row"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "accuracy"
+    departs_whole: ClassVar[bool] = True
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Task(tasks.Task):
     name: ClassVar[str] = "masked_lm"
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
+    pipeline: ClassVar[str] = "fill-mask"
     provides: ClassVar[frozenset[str]] = frozenset({"distribution"})
     higher_is_better: ClassVar[bool] = False
     scores_by_loss: ClassVar[bool] = True

@@ -33,6 +33,7 @@ class Task(tasks.Task):
     name: ClassVar[str] = "regression"
     kind: ClassVar[Literal["row", "token"]] = "row"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
     provides: ClassVar[frozenset[str]] = frozenset({"wrongness"})  # a number has no distribution

@@ -38,6 +38,7 @@ class Task(tasks.Task):
     name: ClassVar[str] = "span"
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
+    pipeline: ClassVar[str] = "question-answering"
     metric: ClassVar[str] = "span_f1"
     outputs: ClassVar[int] = 2
 

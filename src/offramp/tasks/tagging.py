@@ -39,6 +39,7 @@ class Task(tasks.Task):
     name: ClassVar[str] = "tagging"
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    pipeline: ClassVar[str] = "token-classification"
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "words"})
 
     @property

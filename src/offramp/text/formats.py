@@ -30,7 +30,7 @@ def jsonl(source: str) -> Iterator[Row]:
 
 
 def plain(source: str) -> Iterator[Row]:
-    """One text a line. Empty lines stay rows, so that line n of the output answers line n of the input."""
+    """One text a line. An empty line stays a row, and is refused as an empty text with its number."""
     return _texts(_lines(source))
 
 

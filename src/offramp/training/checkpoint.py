@@ -66,6 +66,12 @@ def read_weights(path: Path, network: Network) -> None:
         restore(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
 
 
+def look(path: Path) -> None:
+    """A file of ours can be opened, or a clear answer that it is damaged."""
+    with _opened(path):
+        pass
+
+
 def write(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
     """Everything needed to go on."""
     tensors = {k: v.contiguous() for k, v in weights(network).items()}

@@ -69,16 +69,17 @@ class Rows:
     train: list[dict[str, Any]]
     dev: list[dict[str, Any]]
     dev_name: str
+    file_mark: str  # fingerprint of the whole training file, before any rows were held out
 
 
 def rows_of(job: Job) -> Rows:
     """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
     kind, rows = tasks.get(job.task), reading.read(job.train, columns=job.columns, limit=job.limit)
-    task = kind.from_rows(rows, job.train)
+    task, mark = kind.from_rows(rows, job.train), reading.fingerprint(job.train, rows)
     if job.dev is not None:
         dev = reading.read(job.dev, columns=job.columns)
         task.check(dev, job.dev)
-        return Rows(task, rows, dev, job.dev)
+        return Rows(task, rows, dev, job.dev, mark)
     if not 0.0 < job.dev_split < 1.0:
         raise OfframpError("a share of the rows to hold out", f"--dev-split {job.dev_split}", "give e.g. 0.1")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(job.schedule.seed)).tolist()
@@ -86,7 +87,7 @@ def rows_of(job: Job) -> Rows:
     if held >= len(rows):
         raise OfframpError("rows to train on", f"{len(rows)} rows in {job.train}", "give more rows, or --dev FILE")
     name = f"{job.train} ({job.dev_split:g} held out, seed {job.schedule.seed})"
-    return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name)
+    return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
 
 
 def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
@@ -112,18 +113,19 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
 
 def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
     """The network to train: from a pretrained model, or from an earlier run's fine-tuned weights."""
-    source = job.init or job.model
-    theirs = folders.about(job.init)["task"] if job.init else None
+    source, base = job.init or job.model, job.model
+    theirs = folders.about(job.init) if job.init else None
     folders.check_backbone(source)
     tokenizer = folders.load_tokenizer(source)
     task = task.with_tokenizer(tokenizer)
     if theirs is not None:
         _same_answers(theirs, task, source)
+        base = theirs["base_model"]  # --model only names what the first run started from
     torch.manual_seed(job.schedule.seed)
     hf = folders.load_backbone(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
-    return Loaded(net, tokenizer, method, options, longest, job.model)
+    return Loaded(net, tokenizer, method, options, longest, base)
 
 
 def _stages(job: Job, model: Loaded) -> list[Stage]:
@@ -132,8 +134,11 @@ def _stages(job: Job, model: Loaded) -> list[Stage]:
     return [stage for stage in stages if not (job.init and stage.shared)] or stages
 
 
-def _same_answers(theirs: Mapping[str, Any], task: Task, run: str) -> None:
-    mine = {"name": task.name, **task.to_json()}
+def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
+    theirs, mine = about["task"], {"name": task.name, **task.to_json()}
+    if not methods.get(about["method"]).hf_equal:
+        given = f"{run}, a run of {about['method']!r}, whose full model was never trained"
+        raise OfframpError("to start from an earlier run", given, "give a run of another method, e.g. full")
     odd = [key for key in mine if theirs.get(key) != mine[key]]
     if odd:
         listed = "; ".join(f"{key} {str(theirs.get(key))[:200]}, here {str(mine[key])[:200]}" for key in odd)
@@ -153,18 +158,19 @@ def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
     made["schedule"].pop("save_seconds")
     made.pop("out")
     train, dev = reading.fingerprint(job.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
-    return {**made, "train_fingerprint": train, "dev_fingerprint": dev, "offramp": __version__}
+    marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
+    return {**made, **marks, "offramp": __version__}
 
 
 def _check_free(out: Path, force: bool) -> None:
     """Nothing stands in `out`, or it may be replaced. Says so before any work is done."""
     if not out.name:
         raise OfframpError("a folder for the run", f"--out {out}", "give a new folder, e.g. --out runs/first")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (force and folders.is_run(out)):
         raise OfframpError(
             f"to write the run {out}",
             "a finished run there" if folders.is_run(out) else "something else there",
-            "choose another --out, or say --force to replace it",
+            "choose another --out" + (", or say --force to replace it" if folders.is_run(out) else ""),
         )
 
 
@@ -193,6 +199,8 @@ def _claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
 def _sound(partial: Path) -> bool:
     try:
         checkpoint.read_progress(partial)
+        for best in partial.glob("stage-*/best.safetensors"):
+            checkpoint.look(best)
     except OfframpError:
         return False
     return True

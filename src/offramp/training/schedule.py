@@ -48,4 +48,5 @@ def best_precision() -> str:
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     if not torch.backends.mkldnn.is_available():
         return "fp32"
-    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if native else "fp32"

@@ -2,7 +2,7 @@
 
 The order of rows and every random number depend on (seed, stage, epoch, step) alone, so a run that was killed and
 started again goes on to the same result. With several processes each takes its share of every batch and gradients are
-averaged: the result is that of one process with the whole batch.
+averaged: the result is that of one process with the whole batch, up to dropout, which each process draws itself.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Trainer:
         """Whether anybody was told to stop: all processes stop after the same step."""
         if self.world == 1:
             return self.stop
-        return bool(self.accelerator.reduce(torch.tensor(float(self.stop)), "sum") > 0)
+        return bool(self.accelerator.reduce(torch.tensor(float(self.stop), device=self.network.device), "sum") > 0)
 
     def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
         self.network.eval()
