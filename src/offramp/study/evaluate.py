@@ -84,9 +84,18 @@ def evaluate(
         "hardware": hardware(),
         "command": origin.command,
         "trained": _trained(origin.recipe),
+        "calibrated_on": _calibrated(predictor),
         "version": __version__,
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _calibrated(predictor: Predictor) -> dict[str, Any] | None:
+    """The rows that operating points were chosen on, by a name without the folders of one machine."""
+    if predictor.points is None:
+        return None
+    about = predictor.points.data
+    return {**about, "name": "/".join(Path(about["name"]).parts[-2:])}
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
