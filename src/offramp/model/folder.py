@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +74,15 @@ def check_backbone(source: str) -> None:
 
 
 def load_backbone(source: str, task: Task, whole: bool = False) -> PreTrainedModel:
-    """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code.
+    """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code."""
+    return load_reported(source, task, whole)[0]
 
-    A pretrained model lacks the task's head, which starts fresh; of a finished one (`whole`) nothing may be missing.
+
+def load_reported(source: str, task: Task, whole: bool = False) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model, and the names of parameters that its file lacks.
+
+    A pretrained model lacks the task's head (and perhaps a pooler), which start fresh; of a finished one (`whole`)
+    nothing may be missing.
     """
     auto = getattr(transformers, task.auto_class)
     safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
@@ -91,8 +97,7 @@ def load_backbone(source: str, task: Task, whole: bool = False) -> PreTrainedMod
     if whole and wrong:
         given = f"{source}, whose model.safetensors lacks {', '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}"
         raise OfframpError("the whole of a trained model", given, "restore the folder or train again")
-    made: PreTrainedModel = model
-    return made
+    return model, frozenset(wrong)
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -116,9 +121,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def assemble(hf: PreTrainedModel, task: Task, method: Method, options: Any) -> Network:
-    """A network with the method's modules in it."""
-    net = network(hf, task)
+def assemble(
+    hf: PreTrainedModel, task: Task, method: Method, options: Any, fresh: frozenset[str] = frozenset()
+) -> Network:
+    """A network with the method's modules in it; `fresh` names parameters of `hf` that were never trained."""
+    net = replace(network(hf, task), fresh=fresh)
     method.check(net)
     for name, module in method.modules(net, options).items():
         net.added[name] = module

@@ -29,6 +29,7 @@ class Network:
     task: Task
     last: Head
     added: nn.ModuleDict  # a method's modules; exits live under `ramps`, keyed by layer
+    fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
 
     @property
     def per_token(self) -> bool:

@@ -75,9 +75,11 @@ class Stage:
 
 
 def fresh_parameters(network: Network) -> set[str]:
-    """Names of parameters outside the pretrained encoder: the model's own head and whatever a method added."""
+    """Names of parameters that were never pretrained: the model's own head (with a pooler, if it had to be made) and
+    whatever a method added."""
     base = {id(p) for p in network.hf.base_model.parameters()}
-    return {name for name, p in network.named_parameters() if id(p) not in base}
+    made = {f"model.{name}" for name in network.fresh}
+    return {name for name, p in network.named_parameters() if id(p) not in base or name in made}
 
 
 def frozen(network: Network, packed: Packed) -> Trace:

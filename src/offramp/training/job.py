@@ -122,8 +122,8 @@ def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
         _same_answers(theirs, task, source)
         base = theirs["base_model"]  # --model only names what the first run started from
     torch.manual_seed(job.schedule.seed)
-    hf = folders.load_backbone(source, task, whole=job.init is not None)
-    net = folders.assemble(hf, task, method, options)
+    hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+    net = folders.assemble(hf, task, method, options, fresh)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
     return Loaded(net, tokenizer, method, options, longest, base)
 
