@@ -119,6 +119,6 @@ def test_bad_rows_and_tokenizers() -> None:
         mask_token_id = None
 
     with pytest.raises(OfframpError, match="without a mask token"):
-        Task().with_tokenizer(NoMask())  # type: ignore[arg-type]
+        Task().with_tokenizer(NoMask())  # type: ignore[arg-type]  # a stand-in without a mask
     with pytest.raises(RuntimeError, match="with_tokenizer"):
         Task().predictions([LONG], made(wordpiece()).encode(wordpiece(), [LONG], 16), [np.zeros((16, 9))])

@@ -47,7 +47,7 @@ class Hub(ModuleType):
             pass
 
         data = Data(rows)
-        data.features = features  # type: ignore[attr-defined]
+        data.features = features  # type: ignore[attr-defined]  # a list that plays a data set
         return data
 
 
