@@ -18,7 +18,7 @@ import offramp
 from offramp import cli
 from tests import runs
 
-COMMANDS = ["train", "calibrate", "eval", "predict", "baseline", "info", "demo", "version"]
+COMMANDS = cli.names()
 NOISE = ["Traceback", "Loading weights", "Writing model shards", "Warning:", "it/s]"]
 
 

@@ -1,0 +1,38 @@
+"""What commands share: options under one name, and how key=value is read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offramp.errors import OfframpError
+
+Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
+Budget = Annotated[float | None, typer.Option(help="share of the full model's compute, above 0 and at most 1")]
+BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
+MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
+Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
+Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
+Engine = Annotated[str, typer.Option(help="how layers are executed")]
+Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
+
+
+def pairs(given: list[str] | None, flag: str) -> dict[str, str]:
+    pairs = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
+        pairs[key] = value
+    return pairs
+
+
+def command_line() -> str:
+    """The command as typed, without the folders of this machine."""
+    words = ("/".join(Path(word).parts[-2:]) if word.startswith("/") else word for word in sys.argv[1:])
+    return " ".join(["offramp", *words])

@@ -1,0 +1,51 @@
+"""`offramp eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offramp.cli._options import (
+    BatchSize,
+    Budget,
+    Columns,
+    Engine,
+    Json,
+    Limit,
+    MaxLoss,
+    Risk,
+    Run,
+    Sets,
+    command_line,
+    pairs,
+)
+
+
+def command(
+    run: Run,
+    *,
+    data: Annotated[str, typer.Option(help="labelled rows")],
+    set_: Sets = None,
+    budget: Budget = None,
+    max_loss: MaxLoss = None,
+    risk: Risk = None,
+    batch_size: BatchSize = 32,
+    engine: Engine = "torch",
+    limit: Limit = None,
+    column: Columns = None,
+    json: Json = None,
+) -> None:
+    """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
+    from offramp.model.folder import read_recipe
+    from offramp.model.predictor import Predictor
+    from offramp.study import console
+    from offramp.study import evaluate as study
+    from offramp.text.read import read
+
+    predictor = Predictor.load(run, engine)
+    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk)
+    rows = read(data, columns=pairs(column, "--column"), limit=limit)
+    predictor.task.check(rows, data)
+    origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
+    console.show_cell(study.evaluate(predictor, rows, settings, origin, batch_size), json)

@@ -1,0 +1,32 @@
+"""`offramp predict`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offramp.cli._options import BatchSize, Budget, Columns, Engine, MaxLoss, Risk, Run, pairs
+
+
+def command(
+    run: Run,
+    *,
+    input: Annotated[str, typer.Option(help="rows to answer, or - for standard input")],
+    output: Annotated[str | None, typer.Option(help="a .jsonl file; standard output if left out")] = None,
+    budget: Budget = None,
+    max_loss: MaxLoss = None,
+    risk: Risk = None,
+    batch_size: BatchSize = 32,
+    engine: Engine = "torch",
+    column: Columns = None,
+) -> None:
+    """Answer rows in order, one JSON object a line."""
+    from offramp.model.predictor import Predictor
+    from offramp.study.stream import answer_stream
+
+    predictor = Predictor.load(run, engine)
+    asked = predictor.settings(budget, None, max_loss, risk)
+    done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))
+    cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
+    typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)

@@ -1,0 +1,57 @@
+"""`offramp train`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offramp.cli._options import BatchSize, Columns, Sets, pairs
+
+
+def command(
+    *,
+    model: Annotated[str, typer.Option(help="a model folder, a hub name, or `minilm` for the carried one")],
+    train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
+    out: Annotated[str, typer.Option(help="where the run is written")],
+    task: Annotated[str, typer.Option(help="classification, regression, tagging, span, masked_lm")] = "classification",
+    method: Annotated[str, typer.Option(help="full, branchynet, deebert …")] = "full",
+    dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
+    dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
+    init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage")] = 3,
+    batch_size: BatchSize = 32,
+    lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 5e-5,
+    max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; --dev is whole")] = None,
+    seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
+    precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
+    save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
+    column: Columns = None,
+    set_: Sets = None,
+    force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
+) -> None:
+    """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
+    from offramp.study.console import TrainingConsole, summary
+    from offramp.study.moviedata import carried_model
+    from offramp.training import job as jobs
+    from offramp.training.schedule import Schedule
+
+    job = jobs.Job(
+        model=carried_model() if model == "minilm" else model,
+        train=train,
+        out=out,
+        task=task,
+        method=method,
+        dev=dev,
+        dev_split=dev_split,
+        init=init,
+        max_length=max_length,
+        limit=limit,
+        columns=pairs(column, "--column"),
+        options=pairs(set_, "--set"),
+        schedule=Schedule(epochs, batch_size, lr, seed=seed, precision=precision, save_seconds=save_seconds),
+    )
+    with TrainingConsole(out, epochs) as console:
+        finished = jobs.train(job, force, console.say)
+    summary(finished, out)
