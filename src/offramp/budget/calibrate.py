@@ -54,6 +54,8 @@ class Subject:
 def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
     """Settings worth trying, tightest first, the loosest left out."""
     space = method.space
+    if isinstance(space, Threshold | Integer) and space.grid:
+        return [{space.name: value} for value in space.grid]
     if isinstance(space, Integer):
         most = len(network.ramps) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,9 @@ class Threshold:
 
     name: str
     loosest: float
-    unit: Literal["nats", "hesitation", "normalised", "doubt"]
+    unit: str  # nats, hesitation, normalised, doubt …
     replay: bool = True  # settings never change later states, so one recording tells what each would do
+    grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Integer:
     name: str
     loosest: int
     replay: bool = True
+    grid: tuple[int, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
 
 
 @dataclass(frozen=True)
