@@ -17,7 +17,7 @@ from offramp.core.cost import Event, HeadCost, LayerCost
 from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
-from offramp.parts.exits import ramps
+from offramp.parts.exits import ExitOptions, ramps
 from offramp.parts.network import network
 from offramp.tasks import get
 from tests import tiny
@@ -79,7 +79,7 @@ def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> 
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
     net = network(tiny.model(kind, spec.auto_class), spec)
-    net.added.update({"ramps": ramps(net, "meanmax")})
+    net.added.update({"ramps": ramps(net, ExitOptions())})
     packed = pack(tiny.rows([12, 12]))  # equal lengths: attention computes no padding
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         made_run = run(Eager(net.encoder), net, policy, packed)

@@ -13,7 +13,7 @@ from offramp.core.attention import Scores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Both, Policy
-from offramp.parts.exits import ramps
+from offramp.parts.exits import ExitOptions, ramps
 from offramp.parts.network import Network, network
 from offramp.parts.trace import Soft, Trace, trace
 from offramp.tasks import get
@@ -28,7 +28,7 @@ def net_for(task: str, kind: str = "bert") -> Network:
     spec = get(task).from_rows(rows, "rows")
     made = network(tiny.model(kind, spec.auto_class), spec)
     torch.manual_seed(5)
-    made.added.update({"ramps": ramps(made, "meanmax")})
+    made.added.update({"ramps": ramps(made, ExitOptions())})
     made.eval()
     return made
 

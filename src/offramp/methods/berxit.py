@@ -52,7 +52,7 @@ class LearnedToExit(nn.Module):
 def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
     """An off-ramp per layer and the shared unit."""
     unit = LearnedToExit(network.encoder.hidden, options.pool)
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0), "doubt": unit})
+    return nn.ModuleDict({"ramps": ramps(network, options), "doubt": unit})
 
 
 class Policy(DoubtPolicy):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from offramp.core.attention import Plan, attend
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
-from offramp.parts.exits import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, ramps
+from offramp.parts.exits import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, built, exit_modules
 from offramp.parts.network import Network
 from offramp.parts.regimes import OffRamps, distillation
 from offramp.parts.space import Threshold
@@ -64,12 +64,11 @@ class AttendingRamp(nn.Module):
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """An off-ramp per layer."""
-    if options.heads == "light" or network.task.outputs == 0:
-        return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
-    layers = range(0 if options.ramp0 else 1, network.depth)
-    outputs, hidden = network.task.outputs, network.encoder.hidden
-    heavy = {str(layer): AttendingRamp(hidden, outputs, network.per_token) for layer in layers}
-    return nn.ModuleDict({"ramps": nn.ModuleDict(heavy)})
+    if options.heads == "light":
+        return exit_modules(network, options)
+    hidden, outputs = network.encoder.hidden, network.task.outputs
+    heavy = built(network, options, lambda: AttendingRamp(hidden, outputs, network.per_token))
+    return nn.ModuleDict({"ramps": heavy})
 
 
 def stages(network: Network, options: Options) -> list[Stage]:

@@ -7,17 +7,19 @@ off-ramp whose threshold is 0 is closed: nobody can leave there, so its head is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.parts.criteria import row_entropy, row_hesitation, row_normalised_entropy
-from offramp.parts.heads import OffRamp, Pool, SharedRamp
+from offramp.parts.heads import LexicalRamp, OffRamp, Pool, SharedRamp
 from offramp.parts.network import Network
 
 
@@ -27,6 +29,7 @@ class ExitOptions:
 
     pool: Pool = "meanmax"
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
+    lexical: bool = True  # off-ramp 0 of whole-row classes knows words and pairs of neighbours (two look-up tables)
     weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
     mixed: bool = False  # joint methods: fine-tune the backbone alone first
@@ -122,21 +125,29 @@ class HesitationPolicy(DoubtPolicy):
         return row_hesitation(self.task, logits, packed)
 
 
-def ramps(network: Network, pool: Pool, ramp0: bool = True) -> nn.ModuleDict:
+def ramps(network: Network, options: ExitOptions) -> nn.ModuleDict:
     """One off-ramp per layer below the last, and one on the embeddings if asked."""
-    if pool not in get_args(Pool):
-        raise OfframpError("a pooling for off-ramps", repr(pool), f"use one of: {', '.join(get_args(Pool))}")
-    layers = [str(layer) for layer in range(0 if ramp0 else 1, network.depth)]
-    outputs = network.task.outputs
-    if outputs == 0:  # a vocabulary: every exit shares the model's own head
+    if options.pool not in get_args(Pool):
+        raise OfframpError("a pooling for off-ramps", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
+    pool: Pool | None = None if network.per_token else options.pool
+    return built(network, options, lambda: OffRamp(network.encoder.hidden, network.task.outputs, pool))
+
+
+def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
+    """Off-ramps that are all made by `head`, which have a `cost`."""
+    task, layers = network.task, [str(layer) for layer in range(0 if options.ramp0 else 1, network.depth)]
+    if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
         return nn.ModuleDict({layer: SharedRamp(network.last.apply, network.last.cost) for layer in layers})
-    kind: Pool | None = None if network.per_token else pool
-    return nn.ModuleDict({layer: OffRamp(network.encoder.hidden, outputs, kind) for layer in layers})
+    made = {layer: head() for layer in layers}
+    if options.ramp0 and options.lexical and task.kind == "row" and "distribution" in task.provides:
+        cost: HeadCost = made["0"].cost  # type: ignore[assignment]  # a module attribute
+        made["0"] = LexicalRamp(made["0"], cost, network.hf.config.vocab_size, task.outputs)
+    return nn.ModuleDict(made)
 
 
 def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
     """What most exit methods add: off-ramps and nothing else."""
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, options.ramp0)})
+    return nn.ModuleDict({"ramps": ramps(network, options)})
 
 
 def exit_weights(layers: list[int], rule: Literal["index", "uniform"]) -> list[float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
@@ -47,6 +48,35 @@ class OffRamp(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row, or per token where `pool` is None."""
         logits: Tensor = self.project(self.dropout(self.read(packed)))
+        return logits
+
+
+class LexicalRamp(nn.Module):
+    """Off-ramp 0 that also knows words: what each token and each pair of neighbours says for each answer, added up.
+
+    A linear bag of words inside the model: two tables looked up, no matrix product. On topics it answers like TF-IDF
+    with logistic regression, before any layer has run. Only rows whose tokens are all there may be read.
+    """
+
+    STEP = 5.0  # tables learn faster than other fresh parameters by this factor (Adam ignores the scale of a gradient)
+    PAIRS = 1 << 16  # neighbours share this many places by a hash of their ids
+
+    def __init__(self, inner: nn.Module, cost: HeadCost, vocabulary: int, outputs: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.words = nn.Parameter(torch.zeros(vocabulary, outputs))
+        self.pairs = nn.Parameter(torch.zeros(self.PAIRS, outputs))
+        self.cost = cost._replace(token=cost.token + 2 * outputs)  # two additions per token and answer
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits per row."""
+        ids, starts = packed.tokens["id"], packed.starts.to(packed.device)
+        pairs = (ids * 31337 + ids.roll(-1) * 7919) % self.PAIRS
+        last = starts + packed.lengths.to(packed.device) - 1  # has no neighbour in its row
+        inside = torch.ones_like(ids, dtype=self.pairs.dtype).index_fill(0, last, 0.0)
+        known = F.embedding_bag(ids, self.words, starts, mode="sum")
+        beside = F.embedding_bag(pairs, self.pairs, starts, mode="sum", per_sample_weights=inside)
+        logits: Tensor = self.inner(packed) + self.STEP * (known + beside)
         return logits
 
 

@@ -13,7 +13,7 @@ from offramp import backbones
 from offramp.backbones import Encoder, Head
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
-from offramp.parts.heads import OffRamp, SharedRamp
+from offramp.parts.heads import LexicalRamp, OffRamp, SharedRamp
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Network:
         return self.encoder.depth
 
     @property
-    def ramps(self) -> dict[int, OffRamp | SharedRamp]:
+    def ramps(self) -> dict[int, OffRamp | LexicalRamp | SharedRamp]:
         """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
         found = self.added["ramps"] if "ramps" in self.added else nn.ModuleDict()
         return {int(layer): ramp for layer, ramp in found.items()}  # type: ignore[operator]  # a ModuleDict
