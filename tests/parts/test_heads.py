@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ def lexical() -> LexicalRamp:
 
 
 def by_hand(ramp: LexicalRamp, row: list[int]) -> Tensor:
-    beside = [ramp.pairs[(a * 31337 + b * 7919) % ramp.PAIRS] for a, b in zip(row, row[1:], strict=False)]
+    beside = [ramp.pairs[(a * 31337 + b * 7919) % ramp.PAIRS] for a, b in itertools.pairwise(row)]
     return ramp.STEP * (sum(ramp.words[i] for i in row) + sum(beside, torch.zeros(3)))
 
 

@@ -31,6 +31,10 @@ class Policy:
     def leave(self, layer: int, s: State) -> Tensor | None:
         """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
 
+    def why(self, layer: int, s: State) -> str:
+        """What `leave` looked at for the first row, in words, for people; asked only after `leave` was."""
+        return ""
+
 
 class Both(Policy):
     """Two policies as one: a token goes on if both let it, a row is done if either says so."""
@@ -53,6 +57,9 @@ class Both(Policy):
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)
+
+    def why(self, layer: int, s: State) -> str:
+        return ", ".join(said for policy in self.pair if (said := policy.why(layer, s)))
 
 
 def _merge(masks: list[Tensor | None], all_must: bool) -> Tensor | None:

@@ -63,3 +63,7 @@ class Policy(policy.Policy):
         packed = packed.with_tokens(said=logits) if s.heads.per_token else packed.with_rows(said=logits)
         s.packed = packed.with_rows(streak=streak)
         return streak >= self.settings.patience
+
+    def why(self, layer: int, s: State) -> str:
+        streak = s.packed.rows.get("streak")
+        return "" if streak is None else f"agreed {int(streak[0])} of {self.settings.patience} times"

@@ -90,6 +90,13 @@ class DoubtPolicy(Policy):
         limit = self.settings.limit(self.places[layer])
         return self.doubt(layer, s) < limit if limit > 0.0 else None
 
+    def why(self, layer: int, s: State) -> str:
+        limit = self.settings.limit(self.places[layer]) if layer in self.places else 0.0
+        if limit == 0.0:
+            return ""
+        doubt = float(self.doubt(layer, s)[0])
+        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
+
     def doubt(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
         packed = s.whole() if s.heads.per_token else s.packed
