@@ -113,6 +113,16 @@ def test_eval_writes_the_cell(call: Call, trained: Path, how: list[str]) -> None
     assert cell["command"].startswith("offramp eval ") and str(trained.parent) not in json.dumps(cell)
 
 
+def test_eval_writes_a_curve(call: Call, trained: Path) -> None:
+    data = trained.parent / "dev.jsonl"
+    said = call("eval", trained, "--data", data, "--curve", "--json", "curve.json")
+    assert said.code == 0 and "max_loss 0.005" in said.out and "expected share" in said.out
+    cells = json.loads(Path("curve.json").read_text())
+    assert [cell["chosen"]["by"] for cell in cells] == ["full", "max_loss", "max_loss"] and cells[0]["curve"]
+    refused = call("eval", trained, "--data", data, "--curve", "--budget", 0.5)
+    assert refused.code == 2 and "--curve" in refused.err
+
+
 def test_predict_to_standard_output_and_from_standard_input(
     call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,11 +135,10 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     space = method.space
-    replays = isinstance(space, (Threshold, Integer)) and space.replay
     recording = record(network, data)
-    point = _pointer(subject, recording if replays else None)
+    point = _pointer(subject, recording if method.replays else None)
     settings = candidates(network, method, recording)
-    if isinstance(space, Threshold) and replays:
+    if isinstance(space, Threshold) and method.replays:
         settings += per_exit(_half(subject))
     tried = [point(one) for one in settings]
     return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))

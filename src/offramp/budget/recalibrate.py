@@ -24,7 +24,7 @@ from offramp.model.points import Guarantee, Points
 from offramp.model.predictor import Predictor
 from offramp.model.runner import by_row, full_macs
 from offramp.parts.batch import Data
-from offramp.parts.space import Fixed, Integer, Threshold
+from offramp.parts.space import Fixed, Threshold
 from offramp.text.read import fingerprint
 
 Row = Mapping[str, Any]
@@ -90,8 +90,7 @@ def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: fl
     network, method = predictor.network, predictor.model.method
     first = _subject(predictor, [rows[i] for i in find])
     second = _subject(predictor, [rows[i] for i in test])
-    replays = isinstance(method.space, Threshold | Integer) and method.space.replay
-    tapes = [record(network, subject.data) if replays else None for subject in (first, second)]
+    tapes = [record(network, subject.data) if method.replays else None for subject in (first, second)]
     ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
 
     def measured(settings: Settings) -> tuple[Losses, float]:
@@ -112,8 +111,8 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
     tape = tape or record(subject.network, subject.data)
     found = candidates(subject.network, subject.method, tape)
-    space = subject.method.space
-    return found + (per_exit(subject) if isinstance(space, Threshold) and space.replay else [])
+    per_ramp = isinstance(subject.method.space, Threshold) and subject.method.replays
+    return found + (per_exit(subject) if per_ramp else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.attention import Layout, Scores
-from offramp.core.loop import State
+from offramp.core.loop import Engine, State
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.model.runner import Outcome, run_encoded, run_packed
@@ -48,11 +48,12 @@ class _Recorder(Policy):
         return None
 
 
-def record(network: Network, data: Data, batch_size: int = 32) -> Recording:
+def record(network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None) -> Recording:
     """One full pass over the rows, every exit evaluated."""
+    engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
     ordered, recorder = [data.encoded[i] for i in order], _Recorder(network)
-    outcome = run_encoded(network, engines.make("torch", network.encoder), recorder, ordered, batch_size)
+    outcome = run_encoded(network, engine, recorder, ordered, batch_size)
     recorder.logits[network.depth] = [torch.from_numpy(np.atleast_2d(part)) for part in outcome.logits]
     back = torch.tensor(np.argsort(order))
     sizes = [len(e.ids) for e in ordered] if network.per_token else [1] * len(ordered)

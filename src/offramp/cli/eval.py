@@ -20,6 +20,7 @@ from offramp.cli._options import (
     command_line,
     pairs,
 )
+from offramp.errors import OfframpError
 
 
 def command(
@@ -34,6 +35,7 @@ def command(
     engine: Engine = "torch",
     limit: Limit = None,
     column: Columns = None,
+    curve: Annotated[bool, typer.Option("--curve", help="every operating point instead of one")] = False,
     json: Json = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
@@ -41,11 +43,17 @@ def command(
     from offramp.model.predictor import Predictor
     from offramp.study import console
     from offramp.study import evaluate as study
+    from offramp.study.sweep import sweep
     from offramp.text.read import read
 
     predictor = Predictor.load(run, engine)
     settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk)
+    if curve and (budget, set_, max_loss, risk) != (None,) * 4:
+        raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     predictor.task.check(rows, data)
     origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
+    if curve:
+        console.show_curve(sweep(predictor, rows, origin, batch_size), json)
+        return
     console.show_cell(study.evaluate(predictor, rows, settings, origin, batch_size), json)

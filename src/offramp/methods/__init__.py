@@ -17,7 +17,7 @@ from torch import nn
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.parts.network import Network
-from offramp.parts.space import Space
+from offramp.parts.space import Integer, Space, Threshold
 from offramp.parts.stage import Stage
 
 
@@ -35,6 +35,11 @@ class Method:
     policy: Callable[[Network, Any], Policy]
     stages: Callable[[Network, Any], list[Stage]]
     summary: str
+
+    @property
+    def replays(self) -> bool:
+        """Whether settings never change later states, so that one recording tells what each would do."""
+        return isinstance(self.space, Threshold | Integer) and self.space.replay
 
     def check(self, network: Network) -> None:
         """Refuse a task this method cannot serve."""

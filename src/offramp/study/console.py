@@ -143,6 +143,22 @@ def show_cell(cell: dict[str, Any], keep: str | None = None) -> None:
     out.print(table)
 
 
+def show_curve(cells: list[dict[str, Any]], keep: str | None = None) -> None:
+    """Chosen points on new rows beside what calibration expected; all cells as JSON where `keep` says."""
+    if keep:
+        write_json(Path(keep), cells)
+    first = cells[0]
+    table = Table(title=f"{first['method']} on {first['rows']} rows of {first['data']}/{first['split']}")
+    for column in ("chosen by", *first["metrics"], "share of full MACs", "expected share", "mean exit layer"):
+        table.add_column(column, justify="right")
+    for cell in cells:
+        chosen, found = cell["chosen"], [f"{value:.4f}" for value in cell["metrics"].values()]
+        name = chosen["by"] if chosen["value"] is None else f"{chosen['by']} {chosen['value']:g}"
+        shares = f"{cell['macs']['share_of_full']:.4f}", f"{chosen['expected']['mac_share']:.4f}"
+        table.add_row(name, *found, *shares, f"{cell['mean_exit_layer']:.2f}")
+    out.print(table)
+
+
 def show_run(run: str) -> None:
     """What a run folder holds."""
     spec = folders.about(run)

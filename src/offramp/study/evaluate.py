@@ -56,31 +56,53 @@ def hardware() -> str:
     return f"{name}, {flags}{threads} thread{'s' * (threads > 1)}, {memory:.0f} GiB, {device}"
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One setting on labelled rows."""
+
+    data: Data
+    settings: Any
+    metrics: Mapping[str, float]
+    outcome: Outcome
+    batch_size: int
+    seconds: float | None = None  # None: replayed, no clock ran
+
+
 def evaluate(
     predictor: Predictor, rows: Sequence[Mapping[str, Any]], settings: Any, origin: Origin, batch_size: int = 32
 ) -> dict[str, Any]:
     """A result cell: metrics, compute and time of one setting on labelled rows."""
-    predictor.task.check(rows, origin.data)
-    data = Data(rows, predictor.prepare(rows, origin.data))
+    data = labelled(predictor, rows, origin)
     policy = predictor.model.method.policy(predictor.network, settings)
     started = time.perf_counter()
     metrics, outcome = score(predictor.network, predictor.engine, policy, data, batch_size)
     seconds = time.perf_counter() - started
+    return cell(predictor, Measured(data, settings, metrics, outcome, batch_size, seconds), origin)
+
+
+def labelled(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origin) -> Data:
+    """Rows checked and encoded."""
+    predictor.task.check(rows, origin.data)
+    return Data(rows, predictor.prepare(rows, origin.data))
+
+
+def cell(predictor: Predictor, made: Measured, origin: Origin) -> dict[str, Any]:
+    """The record of one measurement."""
     return {
         "method": predictor.model.method.name,
-        "settings": {**asdict(predictor.model.options), **asdict(settings)},
+        "settings": {**asdict(predictor.model.options), **asdict(made.settings)},
         "model": model_name(predictor.model.base_model),
         "data": origin.data,
         "split": origin.split,
-        "rows": len(rows),
+        "rows": len(made.data.rows),
         "seed": origin.recipe.get("schedule", {}).get("seed"),
-        "metrics": {name: round(value, 6) for name, value in metrics.items()},
-        **_compute(predictor, data, outcome),
-        "seconds": round(seconds, 3),
+        "metrics": {name: round(value, 6) for name, value in made.metrics.items()},
+        **compute_of(predictor, made.data, made.outcome),
+        "seconds": None if made.seconds is None else round(made.seconds, 3),
         "engine": predictor.engine_name,
         "precision": "fp32",
-        "batch_size": batch_size,
-        "truncated_rows": data.cut,
+        "batch_size": made.batch_size,
+        "truncated_rows": made.data.cut,
         "hardware": hardware(),
         "command": origin.command,
         "trained": _trained(origin.recipe),
@@ -107,7 +129,8 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _compute(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, Any]:
+def compute_of(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, Any]:
+    """What was spent, and where rows left."""
     layers, kept, macs = by_row(outcome, data.encoded, len(data.rows))
     exits = Counter(round(layer) for layer in layers.tolist())
     return {
