@@ -1,0 +1,141 @@
+"""Result files of a folder, whoever wrote them, as one list: what `compare`, `report` and docs/results.md stand on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offramp.errors import OfframpError
+
+NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
+METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # what a data set is known by, in this order
+BY_DATA = {"mrpc": "f1"}
+Cell = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place on a curve, measured on the report rows."""
+
+    share: float  # of the full model's MACs
+    score: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trained model on one report split: its full depth, its chosen points and its whole curve."""
+
+    method: str
+    variant: str  # options that make it another row of a table, e.g. k=2
+    model: str
+    data: str
+    split: str
+    seed: int | None
+    metric: str
+    full: Spot
+    chosen: Mapping[str, Spot]  # "0.005" → what the point chosen on calibration rows came to
+    curve: tuple[Spot, ...]
+    cells: tuple[Cell, ...]
+    files: tuple[str, ...]
+
+    @property
+    def section(self) -> str:
+        """The experiment it belongs to: the folder its file lies in."""
+        return str(Path(self.files[0]).parent)
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What seeds are averaged over."""
+        return self.section, self.data, self.model, self.method, self.variant
+
+
+@dataclass
+class Collected:
+    """Everything found, and what could not be read."""
+
+    entries: list[Entry] = field(default_factory=list)
+    benches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # sound JSON of another kind
+    damaged: list[tuple[str, str]] = field(default_factory=list)  # file, what is wrong
+
+
+def collect(folder: str | Path) -> Collected:
+    """Every JSON file below a folder; damaged and foreign ones are named, skipped and counted."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise OfframpError("a folder of results", f"{folder}, which is none", "give the folder compare wrote")
+    found = Collected()
+    for path in sorted(root.rglob("*.json")):
+        name = path.relative_to(root).as_posix()
+        try:
+            _sort(json.loads(path.read_text(encoding="utf-8")), name, found)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            found.damaged.append((name, f"{type(error).__name__}: {error}"))
+    found.entries = [_pooled(own) for own in _same_model(found.entries)]
+    return found
+
+
+def _same_model(entries: list[Entry]) -> list[list[Entry]]:
+    """Files that hold one point each of one trained model belong together."""
+    groups: dict[Any, list[Entry]] = {}
+    for one in entries:
+        alone = len(one.cells) == 1
+        groups.setdefault((*one.key, one.split, one.seed) if alone else one.files, []).append(one)
+    return list(groups.values())
+
+
+def _pooled(own: list[Entry]) -> Entry:
+    """Single points as one entry; the dearest of them stands for full depth."""
+    if len(own) == 1:
+        return own[0]
+    cells = sorted((cell for one in own for cell in one.cells), key=lambda c: -float(c["macs"]["share_of_full"]))
+    return entry(cells, *(file for one in own for file in one.files))
+
+
+def _sort(content: Any, name: str, found: Collected) -> None:
+    cells = content if isinstance(content, list) else [content]
+    if cells and all(isinstance(c, dict) and all(key in c for key in NEEDED) for c in cells):
+        found.entries.append(entry(cells, name))
+    elif isinstance(content, dict) and isinstance(content.get("rows"), list) and "hardware" in content:
+        found.benches.append((name, content))
+    else:
+        found.others.append(name)
+
+
+def metric_of(cell: Cell) -> str:
+    """The metric a data set is known by."""
+    named = BY_DATA.get(cell["data"], "")
+    known = [name for name in (named, *METRICS) if name in cell["metrics"]]
+    return known[0] if known else next(iter(cell["metrics"]))
+
+
+def entry(cells: list[Cell], *files: str) -> Entry:
+    """Cells that are all of one trained model on one split, full depth first."""
+    first, metric = cells[0], metric_of(cells[0])
+    full = next((c for c in cells if c.get("chosen", {}).get("by", "full") == "full"), first)
+    chosen = {
+        str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
+    }
+    curve = [Spot(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
+    named = (first["method"], _variant(first), first["model"], first["data"], first["split"], first.get("seed"))
+    spots = tuple(sorted(curve or [_spot(c, metric) for c in cells], key=lambda s: s.share))
+    return Entry(*named, metric, _spot(full, metric), chosen, spots, tuple(cells), files)
+
+
+def _spot(cell: Cell, metric: str) -> Spot:
+    return Spot(cell["macs"]["share_of_full"], cell["metrics"][metric])
+
+
+def _variant(cell: Cell) -> str:
+    """What the trainer was told beyond the method's name."""
+    options = (cell.get("trained") or {}).get("options") or {}
+    return ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
+
+
+def lowest_share(spots: Iterable[Spot], full: float, lost: float) -> float | None:
+    """The smallest share on a curve that loses at most `lost`; None if no place does."""
+    fitting = [spot.share for spot in spots if full - spot.score <= lost + 1e-9]
+    return min(fitting, default=None)

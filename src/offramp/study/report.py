@@ -1,0 +1,147 @@
+"""`offramp report` as a function: one page, pictures and tables of all results in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from offramp.errors import OfframpError
+from offramp.model.files import replacing, write_text
+from offramp.study.collect import Collected, Entry, collect
+from offramp.study.page import page
+from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
+
+TOP = 0.12  # pictures show the best scores down to so much below: where anybody would work
+INTRO = """# Results
+
+Made by `offramp report results --markdown docs/results.md` from the JSON files under `results/`; do not edit.
+
+All scores are on rows that neither training nor calibration saw. “chosen ≤ x”: the cheapest point that loses at most x
+points on calibration rows, and what it came to on the report rows, with its share of the full model's
+multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest place on the report rows' own curve,
+which is hindsight. “≤ 1.0 below full”: the same against plain fine-tuning of the same model, which is what static
+baselines must be held against. ± is the standard deviation over seeds.
+"""
+
+
+def report(folder: str, out: str | None = None, results: str | None = None) -> tuple[Collected, list[Path]]:
+    """Write report.html, report.md, report.tex and a PNG and SVG per data set; or only the Markdown page `results`."""
+    found = collect(folder)
+    if not found.entries:
+        named = f", and {len(found.damaged)} damaged files" if found.damaged else ""
+        way = "run `offramp compare`, or `offramp eval --json`, first"
+        raise OfframpError("results to report", f"none in {folder}{named}", way)
+    listed = lines(found.entries)
+    if results:
+        write_text(Path(results), INTRO + "\n" + markdown(listed) + "\n")
+        return found, [Path(results)]
+    target = Path(out or folder)
+    target.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "report.html": page("report", "Offramp: what compute buys", _data(found, listed)),
+        "report.md": markdown(listed) + "\n",
+        "report.tex": latex(listed),
+    }
+    for name, text in texts.items():
+        write_text(target / name, text)
+    return found, [*(target / name for name in texts), *_pictures(found.entries, target)]
+
+
+def _data(found: Collected, listed: Sequence[Line]) -> dict[str, Any]:
+    """All that the page shows."""
+    skipped = [name for name, _ in found.damaged]
+    about = f"{len(found.entries)} trained models in {sum(len(e.files) for e in found.entries)} files"
+    return {
+        "about": about + (f"; {len(skipped)} damaged files left out: {', '.join(skipped)}" if skipped else ""),
+        "columns": list(COLUMNS),
+        "entries": [_entry(one) for one in found.entries],
+        "lines": [{"set": f"{line.section}: {line.data}", "cells": list(line.cells)} for line in listed],
+        "benches": [row for name, bench in found.benches for row in _bench(name, bench)],
+    }
+
+
+def _entry(one: Entry) -> dict[str, Any]:
+    unit = scale(one.metric)
+    point = next((c for c in one.cells if c.get("chosen", {}).get("value") == 0.01), one.cells[-1])
+
+    def spot(place: Any) -> dict[str, float]:
+        return {"share": place.share, "score": place.score * unit}
+
+    return {
+        "set": f"{one.section}: {one.data}",
+        "name": f"{one.method} ({one.variant})" if one.variant else one.method,
+        "model": one.model,
+        "seed": one.seed,
+        "metric": one.metric,
+        "full": spot(one.full),
+        "chosen": {loss: spot(place) for loss, place in one.chosen.items()},
+        "curve": [spot(place) for place in one.curve],
+        "exits": point.get("exit_histogram"),
+        "kept": point.get("tokens_by_layer"),
+        "files": list(one.files),
+        "command": one.cells[0]["command"],
+    }
+
+
+def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of a bench file that were measured."""
+    made = []
+    for row in bench["rows"]:
+        if not row.get("rows_per_second"):
+            continue
+        metrics = row.get("metrics") or {}
+        score = next(iter(metrics.values()), None)
+        made.append(
+            {
+                "set": f"{Path(name).parent}: {bench['data']}",
+                "name": row.get("name", row["engine"]),
+                "engine": row["engine"],
+                "precision": row["precision"],
+                "batch": row["batch_size"],
+                "budget": row.get("budget"),
+                "rate": row["rows_per_second"],
+                "ms": 1000.0 / row["rows_per_second"],
+                "metric": None if score is None else 100.0 * score,
+                "share": row.get("mac_share"),
+                "realised": row.get("realised_over_promised"),
+            }
+        )
+    return made
+
+
+def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
+    made = []
+    for section, data in sorted({(one.section, one.data) for one in entries}):
+        own = [one for one in entries if (one.section, one.data) == (section, data)]
+        figure = _figure(f"{data} ({section})", own)
+        for suffix, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
+            path = target / f"{section}-{data}.{suffix}".replace("/", "-")
+            with replacing(path) as fresh:
+                canvas(figure).print_figure(fresh, format=suffix)
+            made.append(path)
+    return made
+
+
+def _figure(title: str, own: Sequence[Entry]) -> Figure:
+    figure = Figure(figsize=(7.2, 4.6), dpi=150, layout="constrained")
+    axes, unit = figure.add_subplot(), scale(own[0].metric)
+    best = max(spot.score for one in own for spot in one.curve)
+    for one in sorted(own, key=lambda e: (e.method, e.variant)):
+        name = f"{one.method} {one.variant}".strip() + (f" s{one.seed}" if one.seed is not None else "")
+        kept = [spot for spot in one.curve if spot.score >= best * (1 - TOP)]
+        if kept:
+            style = "o-" if len(kept) > 1 else "D"
+            shares, scores = [s.share for s in kept], [s.score * unit for s in kept]
+            axes.plot(shares, scores, style, markersize=3, linewidth=1, label=name)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("share of the full model's multiply-accumulates")
+    axes.set_ylabel(own[0].metric)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=6.5, frameon=False, ncols=2)
+    return figure
