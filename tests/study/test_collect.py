@@ -1,0 +1,97 @@
+"""Result files become entries, lines and tables; what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offramp.cli import main
+from offramp.errors import OfframpError
+from offramp.study.collect import Spot, collect, lowest_share
+from offramp.study.report import report
+from offramp.study.tables import latex, lines, markdown, spread
+
+
+def cell(method: str = "branchynet", share: float = 1.0, score: float = 0.9, **more: Any) -> dict[str, Any]:
+    return {
+        "method": method, "settings": {}, "model": "tiny", "data": "sst2", "split": "dev", "rows": 10, "seed": 42,
+        "metrics": {"accuracy": score}, "macs": {"mean": 1, "share_of_full": share}, "mean_exit_layer": 1.0,
+        "exit_histogram": {"0": 4, "1": 6}, "mean_tokens_kept": 1.0, "hardware": "h", "command": "offramp eval",
+        "version": "0", "date": "2026-01-01", **more,
+    }  # fmt: skip
+
+
+def sheet(seed: int, full: float, spots: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    """What `eval --curve` writes."""
+    curve = [{"share_of_full": share, "metrics": {"accuracy": score}} for share, score in spots]
+    first = cell(score=full, seed=seed, chosen={"by": "full", "value": None}, curve=curve)
+    picked = cell(share=0.4, score=full - 0.01, seed=seed, chosen={"by": "max_loss", "value": 0.01})
+    return [first, picked]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = {
+        "exits/a.json": sheet(1, 0.90, [(0.2, 0.80), (0.3, 0.895), (1.0, 0.90)]),
+        "exits/b.json": sheet(2, 0.92, [(0.5, 0.915), (1.0, 0.92)]),
+        "exits/full.json": cell("full", score=0.91, seed=1),
+        "house/x-0.4.json": cell(share=0.4, score=0.8),
+        "house/x-1.0.json": cell(share=1.0, score=0.9),
+        "house/bench.json": {"hardware": "h", "data": "sst2", "model": "m", "rows": []},
+        "house/other.json": {"anything": 1},
+    }
+    for name, content in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "exits/torn.json").write_text('{"method": ')
+    (tmp_path / "exits/odd.json").write_text(json.dumps(cell(macs=None)))
+    return tmp_path
+
+
+def test_files_are_sorted_and_bad_ones_named(folder: Path) -> None:
+    found = collect(folder)
+    assert [one.files for one in found.entries] == [
+        ("exits/a.json",), ("exits/b.json",), ("exits/full.json",), ("house/x-0.4.json", "house/x-1.0.json"),
+    ]  # fmt: skip
+    assert [name for name, _ in found.damaged] == ["exits/odd.json", "exits/torn.json"]
+    assert found.others == ["house/other.json"] and [name for name, _ in found.benches] == ["house/bench.json"]
+    pooled = found.entries[-1]
+    assert pooled.full == Spot(1.0, 0.9) and pooled.curve == (Spot(0.4, 0.8), Spot(1.0, 0.9))
+
+
+def test_a_line_is_the_mean_over_seeds(folder: Path) -> None:
+    found = lines(collect(folder).entries)
+    both = next(line for line in found if line.section == "exits" and line.cells[0] == "branchynet")
+    assert both.cells == ("branchynet", "tiny", "2", "accuracy", "91.0 ± 1.4", "–", "90.0 at 0.400", "0.400", "0.400",
+                          "0.750")  # fmt: skip
+    assert both.files == ("exits/a.json", "exits/b.json")
+    assert "| branchynet | tiny | 2 |" in markdown(found) and r"91.0 $\pm$ 1.4" in latex(found)
+
+
+def test_lowest_share_and_spread() -> None:
+    spots = [Spot(0.1, 0.5), Spot(0.2, 0.895), Spot(0.6, 0.899)]
+    assert lowest_share(spots, 0.9, 0.005) == 0.2 and lowest_share(spots, 0.9, 0.0) is None
+    assert spread([1.0]) == "1.0" and spread([1.0, 3.0]) == "2.0 ± 1.4"
+
+
+def test_the_report_is_one_page_with_pictures_and_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(folder), "--out", str(folder / "made")])
+    assert end.value.code == 0
+    said = capsys.readouterr()
+    assert "left out exits/torn.json" in said.err and "4 models" in said.out
+    text = (folder / "made" / "report.html").read_text(encoding="utf-8")
+    held = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert len(held["entries"]) == 4 and "2 damaged files left out" in held["about"]
+    assert 'src="http' not in text and 'href="http' not in text  # nothing is fetched
+    assert {path.suffix for path in (folder / "made").iterdir()} == {".html", ".md", ".tex", ".png", ".svg"}
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match="none in"):
+        report(str(tmp_path))
+    with pytest.raises(OfframpError, match="which is none"):
+        report(str(tmp_path / "missing"))
