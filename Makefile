@@ -9,17 +9,21 @@ TORCH_FLAGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-browser lint clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 demo: $(VENV)/.demo  ## make .venv, install, train a small model with off-ramps and show what it saves
 	$(BIN)/offramp demo
 
 test: lint  ## make .venv, install, check style and types, run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest  # tiny models: more threads only wait for each other
+
+test-browser: $(VENV)/.test  ## open the report and the explain page in Chromium (Debian's package chromium)
+	@$(PIP) install --constraint constraints.txt 'playwright>=1.40'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests_browser
 
 lint: $(VENV)/.test  ## style (ruff) and types (mypy) only
 	$(BIN)/python -m ruff check .
