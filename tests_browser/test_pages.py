@@ -1,4 +1,4 @@
-"""The pages in a real browser: they open, sort, hover, slide, log no error and fit a phone. Run by `make test-browser`."""
+"""The pages in a real browser (`make test-browser`): they open, sort, hover, slide, log no error and fit a phone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from tests.study.test_collect import folder as _folder  # the same made-up results
 
 from offramp.study.explain import Explanation, Step, Story
 from offramp.study.page import explanation_page
 from offramp.study.report import report
-from tests.study.test_collect import folder as _folder  # the same made-up results
 
 folder = _folder
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
@@ -63,7 +63,8 @@ def story(tmp_path: Path) -> Path:
         Story({}, [step(i, 2 * i) for i in range(last + 1)], {"label": f"after {last}"}, float(last), last / 4)
         for last in range(5)
     ]
-    made = Explanation("run", "branchynet", "classification", 4, {"text": "…"}, tokens, list(range(10)), 0, 1e7, stories, 2)
+    about = ("run", "branchynet", "classification", 4, {"text": "…"})
+    made = Explanation(*about, tokens, list(range(10)), 0, 1e7, stories, 2)
     explanation_page(made, str(tmp_path / "explain.html"))
     return tmp_path / "explain.html"
 

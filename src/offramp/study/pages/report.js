@@ -60,7 +60,7 @@ function chart(place, spots, lines, labels) {
   for (const y of ticks(y0, y1, 7)) svg.append(make("line", { class: "grid", x1: L, x2: W - R, y1: Y(y), y2: Y(y) }),
     make("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, String(Number(y.toPrecision(4)))));
   svg.append(make("text", { x: (W + L) / 2, y: H - 8, "text-anchor": "middle" }, labels.x),
-    make("text", { x: 12, y: T + 4, transform: `rotate(-90 12 ${H / 2}) translate(${-H / 2 + 60} ${H / 2 - 8})` }, labels.y));
+    make("text", { x: L + 6, y: T + 10 }, labels.y));
   for (const line of lines) svg.append(make("polyline", { fill: "none", stroke: line.colour, "stroke-opacity": 0.45,
     points: line.spots.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
   let top = -Infinity;
