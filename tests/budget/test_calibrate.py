@@ -70,7 +70,7 @@ def test_points_promise_what_a_fresh_evaluation_finds(every_task: dict[str, Path
         policy = model.model.method.policy(model.network, model.settings(given=point.settings))
         metrics, outcome = score(model.network, model.engine, policy, data, batch_size=5)
         assert outcome.macs.sum() / full == pytest.approx(point.mac_share, abs=1e-12)
-        assert metrics[points.metric] == pytest.approx(point.score, abs=1e-9)
+        assert metrics[points.metric] == pytest.approx(point.seen, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["regression", "masked_lm"])

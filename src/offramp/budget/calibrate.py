@@ -1,13 +1,14 @@
 """Settings for a budget, found on held-out rows.
 
-Methods that replay are recorded once; thresholds get a temperature and a search per off-ramp. The others run for real
-at a few settings. Either way the result is the Pareto front, the loosest setting last.
+Methods that replay are recorded once; beside one threshold for all off-ramps a search gives each its own and a
+temperature, where that pays on rows it has not seen. The others run for real at a few settings. Either way the result
+is the Pareto front, the loosest setting last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
+from offramp.budget.folds import dependable, earned
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -29,7 +31,7 @@ from offramp.parts.space import Integer, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
-FEW = 200  # rows that are too few to be halved
+FEW = 200  # rows that are too few to search a threshold for every off-ramp
 POINTS = 60  # per-exit settings kept
 Settings = dict[str, Any]
 
@@ -98,20 +100,9 @@ def cuts(values: NDArray[np.float64]) -> list[float]:
     return [float(cut) for cut in [*((known[i] + known[i + 1]) / 2 for i in widest), known[-1] * 1.001 + 1e-6]]
 
 
-def _half(subject: Subject) -> Subject:
-    """Every second row (of many): thresholds found on these and scored on all flatter themselves less."""
-    data = subject.data
-    if len(data.rows) < FEW:
-        return subject
-    rows = list(data.rows)[::2]
-    kept = [replace(e, example=e.example // 2) for e in data.encoded if e.example % 2 == 0]
-    return replace(subject, data=Data(rows, kept))
-
-
-def per_exit(subject: Subject, limit: int = POINTS) -> list[Settings]:
-    """Settings with a threshold and a temperature for each off-ramp, spread evenly over the front in cost."""
+def search_exits(subject: Subject, recording: Recording) -> list[tuple[float, Settings]]:
+    """Settings with a threshold and a temperature for each off-ramp, spread over the front, with their MAC share."""
     network, method = subject.network, subject.method
-    recording = record(network, subject.data)
     heat = fit_temperatures(network, recording, subject.data)
     doubts = _doubts(network, method, {"temperatures": heat}, recording)
     known = table(network, recording, subject.data, doubts)
@@ -119,8 +110,9 @@ def per_exit(subject: Subject, limit: int = POINTS) -> list[Settings]:
     start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
     levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
     front = search(known, start, np.minimum(levels, most))
-    index = np.unique(np.linspace(0, len(front.cost) - 1, limit).round().astype(int))
-    return [{"thresholds": tuple(front.thresholds[i].tolist()), "temperatures": heat} for i in index]
+    share, vectors = front.cost / known.reach[-1].mean(), front.thresholds
+    index = np.unique(np.linspace(0, len(share) - 1, POINTS).round().astype(int))
+    return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": heat}) for i in index]
 
 
 def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
@@ -134,17 +126,16 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
-    space = method.space
     recording = record(network, data)
-    point = _pointer(subject, recording if method.replays else None)
-    settings = candidates(network, method, recording)
-    if isinstance(space, Threshold) and method.replays:
-        settings += per_exit(_half(subject))
-    tried = [point(one) for one in settings]
+    point = pointer(subject, recording if method.replays else None)
+    tried = dependable([point(one) for one in candidates(network, method, recording)], task.higher_is_better)
+    if isinstance(method.space, Threshold) and method.replays and len(data.rows) >= FEW and tried:
+        tried += earned(subject, recording, tried, search_exits, point)
     return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
 
 
-def _pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
+def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
+    """What a setting does on the subject's rows: replayed if there is a recording, else for real."""
     task, data = subject.network.task, subject.data
     full = float(full_macs(subject.network, data.encoded).sum())
 
@@ -153,6 +144,7 @@ def _pointer(subject: Subject, recording: Recording | None) -> Callable[[Setting
         metrics = task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits))
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
-        return Point(made, float(macs.sum()) / full, metrics[task.metric], float(layers.mean()))
+        scored = metrics[task.metric]
+        return Point(made, float(macs.sum()) / full, scored, float(layers.mean()), seen=scored)
 
     return point

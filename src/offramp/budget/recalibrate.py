@@ -12,7 +12,7 @@ import numpy as np
 
 from offramp import methods
 from offramp.budget import risk as risks
-from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, per_exit
+from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, search_exits
 from offramp.budget.record import Recording, record
 from offramp.budget.risk import Losses
 from offramp.errors import OfframpError
@@ -112,7 +112,7 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
     tape = tape or record(subject.network, subject.data)
     found = candidates(subject.network, subject.method, tape)
     per_ramp = isinstance(subject.method.space, Threshold) and subject.method.replays
-    return found + (per_exit(subject) if per_ramp else [])
+    return found + ([settings for _, settings in search_exits(subject, tape)] if per_ramp else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

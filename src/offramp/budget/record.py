@@ -7,7 +7,7 @@ settings never change later states (`replay` in their space).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,15 @@ class Recording:
     logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
     unsure: dict[int, Tensor]  # layer → [rows], where a method has a learned unit
     packed: Packed  # all rows together, no states
+
+    def keep(self, rows: Tensor, per_token: bool) -> Recording:
+        """The recording of some rows, as if the others had never been there."""
+        packed = self.packed.keep_rows(rows)
+        index = (rows[self.packed.row_of_token] if per_token else rows).nonzero().squeeze(1)
+        numbered = packed.with_rows(origin=torch.arange(packed.count)).with_tokens(origin=torch.arange(packed.total))
+        logits = {layer: said[index] for layer, said in self.logits.items()}
+        unsure = {layer: said[rows] for layer, said in self.unsure.items()}
+        return replace(self, logits=logits, unsure=unsure, packed=numbered)
 
 
 @dataclass

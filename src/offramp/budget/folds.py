@@ -1,0 +1,111 @@
+"""Scores that keep: what was found on some rows is scored on others.
+
+A setting that was picked because it did well on the calibration rows does worse elsewhere, and the more freedom the
+search had the worse. Two remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
+rung is trusted no more than the dearer ones (`dependable`). A search over all off-ramps flatters itself a lot, so its
+settings are scored by cross-fitting (the same search on four fifths of the rows, scored on the fifth it did not see)
+and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offramp.budget.record import Recording
+from offramp.model.points import Point
+from offramp.model.runner import full_macs
+from offramp.parts.batch import Data
+
+if TYPE_CHECKING:
+    from offramp.budget.calibrate import Subject
+
+FOLDS = 5
+CLEARLY = 2.0  # standard errors over folds
+Settings = dict[str, Any]
+Search = Callable[["Subject", Recording], list[tuple[float, Settings]]]  # (share of MACs, settings), cheapest first
+
+
+def dependable(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
+    """A ladder's rungs, cheapest first, none promised to be better than the dearer ones were."""
+    sign = 1.0 if higher_is_better else -1.0
+    made: list[Point] = []
+    for point in sorted(points, key=lambda p: -p.mac_share):
+        score = min(sign * point.score, sign * made[-1].score) if made else sign * point.score
+        made.append(replace(point, score=sign * score))
+    return made[::-1]
+
+
+def part(subject: Subject, recording: Recording, chosen: NDArray[np.bool_]) -> tuple[Subject, Recording]:
+    """Some of the rows, as if the others had never been there."""
+    data, number = subject.data, np.cumsum(chosen) - 1
+    keep = [bool(chosen[e.example]) for e in data.encoded]
+    encoded = [replace(e, example=int(number[e.example])) for e in data.encoded if chosen[e.example]]
+    rows = [row for row, wanted in zip(data.rows, chosen, strict=True) if wanted]
+    kept = recording.keep(torch.tensor(keep), subject.network.per_token)
+    return replace(subject, data=Data(rows, encoded)), kept
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Rows that were held out, and the settings found on the others."""
+
+    rows: NDArray[np.int64]
+    subject: Subject
+    tape: Recording
+    found: list[tuple[float, Settings]]
+    known: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
+
+    def of(self, share: float) -> Settings:
+        """What the search on the other rows would use for this cost."""
+        return ([s for cost, s in self.found if cost <= share] or [self.found[0][1]])[-1]
+
+    def run(self, settings: Settings) -> tuple[list[Any], float, float]:
+        """Predictions for the held-out rows, their score and their MACs."""
+        if repr(settings) not in self.known:
+            data, task = self.subject.data, self.subject.network.task
+            outcome = self.subject.run(settings, self.tape)
+            said = task.predictions(data.rows, data.encoded, outcome.logits)
+            self.known[repr(settings)] = said, task.metrics(data.rows, said)[task.metric], float(outcome.macs.sum())
+        return self.known[repr(settings)]
+
+
+def _folds(subject: Subject, recording: Recording, search: Search) -> list[_Fold]:
+    place = np.random.default_rng(0).permutation(len(subject.data.rows)) % FOLDS
+    made = []
+    for fold in range(FOLDS):
+        held, tape = part(subject, recording, place == fold)
+        found = search(*part(subject, recording, place != fold))
+        made.append(_Fold(np.flatnonzero(place == fold), held, tape, found))
+    return made
+
+
+def earned(
+    subject: Subject, recording: Recording, ladder: Sequence[Point], search: Search, point: Callable[[Settings], Point]
+) -> list[Point]:
+    """The searched settings that beat the ladder (cheapest first) at equal cost, on rows they were not found on."""
+    task, full = subject.network.task, float(full_macs(subject.network, subject.data.encoded).sum())
+    folds, sign, kept = _folds(subject, recording, search), 1 if task.higher_is_better else -1, []
+    for share, settings in search(subject, recording):
+        ours = [fold.run(fold.of(share)) for fold in folds]
+        spent = max(share, sum(macs for _, _, macs in ours) / full)
+        rival = ([p for p in ladder if p.mac_share <= spent] or [ladder[0]])[-1]
+        theirs = [fold.run(rival.settings) for fold in folds]
+        gains = sign * np.array([a[1] - b[1] for a, b in zip(ours, theirs, strict=True)])
+        if gains.mean() > CLEARLY * gains.std(ddof=1) / FOLDS**0.5:
+            kept.append(replace(point(settings), score=_joint_score(subject, folds, [said for said, _, _ in ours])))
+    return dependable(kept, task.higher_is_better)
+
+
+def _joint_score(subject: Subject, folds: Sequence[_Fold], said: Sequence[list[Any]]) -> float:
+    """The metric of all rows, each answered by what was found without it."""
+    answers: dict[int, Any] = {}
+    for fold, parts in zip(folds, said, strict=True):
+        answers.update(zip(fold.rows.tolist(), parts, strict=True))
+    task, rows = subject.network.task, subject.data.rows
+    return task.metrics(rows, [answers[i] for i in range(len(rows))])[task.metric]

@@ -1,0 +1,140 @@
+"""Scores that keep: what calibration promises is what new rows give, on average; freedom must earn its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from offramp.budget.calibrate import Subject, calibrate, candidates, pointer, search_exits
+from offramp.budget.folds import dependable, earned, part
+from offramp.budget.record import Recording, record
+from offramp.budget.thresholds import Table, try_all
+from offramp.model.points import Point, Points, pareto
+from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data, packed_rows
+from tests import runs
+
+RAMPS = 5
+GRID = np.repeat(np.linspace(0.02, 1.0, 50)[:, None], RAMPS, axis=1)  # one threshold for all off-ramps
+
+
+def point(share: float, score: float) -> Point:
+    return Point({}, share, score, 0.0, score)
+
+
+def test_a_lucky_rung_is_trusted_no_more_than_dearer_ones() -> None:
+    ladder = [point(0.5, 0.90), point(0.1, 0.80), point(0.3, 0.95), point(0.7, 0.91)]
+    made = dependable(ladder, higher_is_better=True)
+    assert [(p.mac_share, p.score, p.seen) for p in made] == [
+        (0.1, 0.80, 0.80), (0.3, 0.90, 0.95), (0.5, 0.90, 0.90), (0.7, 0.91, 0.91)]  # fmt: skip
+    losses = dependable([point(0.1, 3.0), point(0.3, 2.0), point(0.5, 2.5)], higher_is_better=False)
+    assert [p.score for p in losses] == [3.0, 2.5, 2.5]
+
+
+def source(rows: int, seed: int) -> Table:
+    """Rows of a source whose exits get better with depth and know something of their own mistakes."""
+    rng = np.random.default_rng(seed)
+    hard = rng.random(rows)
+    noise = rng.normal(0, 0.15, (RAMPS, rows))
+    doubt = np.clip(hard * np.linspace(1.1, 0.6, RAMPS)[:, None] + noise, 0.001, 1.0)
+    luck = np.where(rng.random((RAMPS + 1, rows)) < 0.2, rng.random((RAMPS + 1, rows)), rng.random(rows))
+    right = luck > (hard**3) * np.linspace(0.7, 0.3, RAMPS + 1)[:, None]  # exits mostly err on the same rows
+    reach = np.repeat(np.arange(1.0, RAMPS + 2)[:, None], rows, axis=1)
+    none = np.zeros((RAMPS, rows))
+    return Table(doubt, right.astype(float), reach, none + 0.01, none)
+
+
+@pytest.mark.parametrize("allowed", [0.005, 0.01, 0.02])
+def test_max_loss_keeps_its_promise_on_average(allowed: float) -> None:
+    """200 calibration sets of 1,000 rows; the truth is known from 100,000."""
+    truth = source(100_000, seed=10**6)
+    real, full = try_all(truth, GRID), float(truth.score[-1].mean())
+    lost, promised, shares = [], [], []
+    for trial in range(200):
+        rows = source(1000, trial)
+        tried = try_all(rows, GRID)
+        ladder = [Point({"i": i}, c / 6, s, 0.0) for i, (c, s) in enumerate(zip(tried.cost, tried.score, strict=True))]
+        loosest = Point({"i": -1}, 1.0, float(rows.score[-1].mean()), 0.0)
+        chosen = Points("accuracy", True, {}, pareto(dependable(ladder, True), loosest, True)).choose(None, allowed)
+        number = chosen.settings["i"]
+        lost.append(full - real.score[number] if number >= 0 else 0.0)
+        shares.append(real.cost[number] / 6 if number >= 0 else 1.0)
+        promised.append(loosest.score - chosen.score)
+    assert np.mean(lost) <= allowed + 0.001, "more is lost than may be"
+    assert abs(np.mean(lost) - np.mean(promised)) < 0.003, "what is promised is not what is found"
+    assert np.mean(shares) < 0.9, "and it is not merely always careful"
+
+
+def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[Subject, Recording]:
+    """Rows of which the first half are good, and a recording that says what a test wants."""
+    model, count = Predictor.load(trained), len(logits[3])
+    rows = [{"text": "it", "label": "good" if i % 2 else "bad"} for i in range(count)]
+    data = Data(rows, model.prepare(rows))
+    return Subject(model.network, model.model.method, data), Recording(
+        logits, {}, packed_rows(model.task, data.encoded)
+    )
+
+
+def answers(right: Tensor, sure: Tensor | float) -> Tensor:
+    """Logits of two labels for rows whose true labels alternate."""
+    truth = torch.arange(len(right)) % 2
+    said = torch.where(right, truth, 1 - truth)
+    return torch.nn.functional.one_hot(said, 2) * torch.as_tensor(sure, dtype=torch.float32).reshape(-1, 1)
+
+
+def searched(subject: Subject, tape: Recording) -> tuple[list[Point], list[Point]]:
+    tell = pointer(subject, tape)
+    ladder = dependable([tell(s) for s in candidates(subject.network, subject.method, tape)], True)
+    return ladder, earned(subject, tape, ladder, search_exits, tell)
+
+
+def test_a_search_that_only_found_noise_is_not_used(trained: Path) -> None:
+    torch.manual_seed(0)
+    n = 300
+    logits = {layer: answers(torch.rand(n) < 0.9, torch.rand(n) * 4) for layer in range(4)}
+    _, kept = searched(*opened(trained, logits))
+    assert kept == []
+
+
+def test_a_search_that_closes_a_misleading_off_ramp_is_used(trained: Path) -> None:
+    torch.manual_seed(0)
+    n, everyone = 300, torch.ones(300, dtype=torch.bool)
+    logits = {0: answers(torch.rand(n) < 0.6, 9.0), 1: answers(everyone, 2.0), 2: answers(everyone, 2.0),
+              3: answers(everyone, 2.0)}  # fmt: skip
+    ladder, kept = searched(*opened(trained, logits))
+    assert max(p.score for p in ladder if p.mac_share < 0.9) < 0.7  # whoever lets rows leave lets them leave at 0
+    best = max(kept, key=lambda p: p.score)
+    assert best.score == best.seen == 1.0 and best.mac_share < 0.5 and best.settings["thresholds"][0] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "span"])
+def test_a_part_of_a_recording_is_the_recording_of_a_part(every_task: dict[str, Path], kind: str) -> None:
+    model, rows = Predictor.load(every_task[kind]), runs.rows(kind, 20, 4)
+    subject = Subject(model.network, model.model.method, Data(rows, model.prepare(rows)))
+    chosen = np.arange(20) % 3 == 1
+    some, tape = part(subject, record(model.network, subject.data), chosen)
+    again = Data([row for row, wanted in zip(rows, chosen, strict=True) if wanted], [])
+    again = Data(again.rows, model.prepare(again.rows))
+    assert some.data == again
+    fresh = record(model.network, again)
+    assert all(torch.allclose(tape.logits[layer], fresh.logits[layer], atol=1e-5) for layer in fresh.logits)
+    for settings in ({}, {"threshold": 0.5}):
+        ours, theirs = some.run(settings, tape), some.run(settings, fresh)
+        assert np.array_equal(ours.exit_layer, theirs.exit_layer) and np.array_equal(ours.macs, theirs.macs)
+
+
+def test_enough_rows_are_searched_and_few_are_not(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offramp.budget import calibrate as module
+
+    asked = []
+    monkeypatch.setattr(module, "FEW", 20)
+    monkeypatch.setattr(module, "earned", lambda subject, *_: asked.append(len(subject.data.rows)) or [])
+    model = Predictor.load(trained)
+    for count in (module.FEW - 1, module.FEW):
+        rows = runs.rows("classification", count, 5)
+        calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
+    assert asked == [module.FEW]
