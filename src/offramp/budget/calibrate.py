@@ -52,6 +52,10 @@ class Subject:
             return replay(self.network, recording, policy)
         return run_encoded(self.network, engines.make("torch", self.network.encoder), policy, self.data.encoded)
 
+    def predictions(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Answers to the rows."""
+        return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
+
 
 def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
     """Settings worth trying, tightest first, the loosest left out."""
@@ -138,13 +142,15 @@ def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings
     """What a setting does on the subject's rows: replayed if there is a recording, else for real."""
     task, data = subject.network.task, subject.data
     full = float(full_macs(subject.network, data.encoded).sum())
+    meant = subject.predictions(subject.run({}, recording))
 
     def point(settings: Settings) -> Point:
         outcome = subject.run(settings, recording)
-        metrics = task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits))
+        said = subject.predictions(outcome)
+        score = task.metrics(data.rows, said)[task.metric]
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
-        scored = metrics[task.metric]
-        return Point(made, float(macs.sum()) / full, scored, float(layers.mean()), seen=scored)
+        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5
+        return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
 
     return point

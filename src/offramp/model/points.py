@@ -27,6 +27,7 @@ class Point:
     score: float  # the task's metric, as expected on new rows
     mean_exit_layer: float
     seen: float | None = None  # what it was on the calibration rows themselves
+    error: float = 0.0  # about a standard error of what it loses, from how often it departs from the full model
 
 
 @dataclass(frozen=True)
