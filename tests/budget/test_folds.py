@@ -72,7 +72,7 @@ def test_max_loss_keeps_its_promise_on_average() -> None:
             found.append(real[-1].score - chosen.score)
             shares.append(chosen.mac_share)
     for allowed, found in lost.items():
-        assert allowed - 0.002 < np.mean(found) < allowed + 0.0005, "not what was allowed is lost on average"
+        assert 0.8 * allowed < np.mean(found) < allowed + 0.0005, "not what was allowed is lost on average"
     assert np.mean(shares) < 0.7
 
 
