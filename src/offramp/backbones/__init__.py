@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
+from offramp.backbones._narrow import Narrowing as Narrowing
 from offramp.core.attention import Layout, Scores
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed

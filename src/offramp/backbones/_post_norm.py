@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import LayerCost
 
@@ -31,16 +32,15 @@ class Sublayers:
     feed_norm: nn.LayerNorm
 
 
-class PostNorm:
+class PostNorm(Narrowing):
     """A post-norm layer in halves. While no gradient is recorded, Q, K and V are one fused product."""
 
     def __init__(self, parts: Sublayers, heads: int) -> None:
+        super().__init__()
         self.parts, self.heads = parts, heads
         self._fused: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         wide, inner, up = parts.query.in_features, parts.query.out_features, parts.up.out_features
-        self.cost = LayerCost(
-            query=2.0 * wide * inner, key=2.0 * wide * inner, pair=2.0 * inner, feed=2.0 * wide * up
-        )
+        self.cost = LayerCost(query=2.0 * wide * inner, key=2.0 * wide * inner, pair=2.0 * inner, feed=2.0 * wide * up)
 
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
@@ -51,16 +51,22 @@ class PostNorm:
             weight, bias = self._fuse()
             q, k, v = F.linear(keys, weight, bias).chunk(3, dim=1)
         else:
-            q, k, v = p.query(queries), p.key(keys), p.value(keys)
+            q, k, v = (F.linear(x, *self._project(n)) for n, x in (("query", queries), ("key", keys), ("value", keys)))
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
         mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias))
-        return p.attention_norm(queries + p.out_dropout(p.out(mixed))), seen
+        mixed = F.linear(mixed, self.cut("out", p.out.weight, self.columns, 1), p.out.bias)
+        return p.attention_norm(queries + p.out_dropout(mixed)), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         p = self.parts
-        y: Tensor = p.feed_norm(x + p.down_dropout(p.down(p.activation(p.up(x)))))
+        up, bias = (self.cut(f"up {i}", t, self.neurons, 0) for i, t in enumerate((p.up.weight, p.up.bias)))
+        down = self.cut("down", p.down.weight, self.neurons, 1)
+        y: Tensor = p.feed_norm(x + p.down_dropout(F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)))
         return y
+
+    def outputs(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.parts.out, self.parts.down
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The layer's own parameters."""
@@ -68,9 +74,15 @@ class PostNorm:
             if isinstance(part, nn.Module):
                 yield from part.parameters()
 
+    def _project(self, name: str) -> tuple[Tensor, Tensor]:
+        """Weight and bias of query, key or value, for the heads that are computed."""
+        linear: nn.Linear = getattr(self.parts, name)
+        weight = self.cut(f"{name} weight", linear.weight, self.columns, 0)
+        return weight, self.cut(f"{name} bias", linear.bias, self.columns, 0)
+
     def _fuse(self) -> tuple[Tensor, Tensor]:
         """Q, K and V as one matrix, made anew when any of them changed."""
-        sources = [t for m in (self.parts.query, self.parts.key, self.parts.value) for t in (m.weight, m.bias)]
+        sources = [t for name in ("query", "key", "value") for t in self._project(name)]
         stamp = tuple(n for t in sources for n in (t.data_ptr(), t._version))
         if self._fused is None or self._fused[0] != stamp:
             weight, bias = torch.cat(sources[0::2]).detach(), torch.cat(sources[1::2]).detach()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
+from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
@@ -20,10 +21,11 @@ from offramp.core.packed import Packed
 MODEL_TYPES = ("modernbert",)
 
 
-class PreNormRotary:
+class PreNormRotary(Narrowing):
     """One ModernBERT layer in halves."""
 
     def __init__(self, layer: Any, rotary: Any, config: Any) -> None:
+        super().__init__()
         self.layer, self.rotary, self.heads = layer, rotary, config.num_attention_heads
         self.window = config.sliding_window if layer.attention_type == "sliding_attention" else None
         wide, up = config.hidden_size, config.intermediate_size
@@ -34,23 +36,38 @@ class PreNormRotary:
     ) -> tuple[Tensor, Scores | None]:
         """Attention half: norm, rotate, attend, add."""
         own = self.layer.attn
+        weight, bias = self._rows("Wqkv", own.Wqkv, self.columns, 3)
         if queries is keys:
-            q, k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)
+            q, k, v = F.linear(self.layer.attn_norm(keys), weight, bias).chunk(3, dim=1)
         else:
-            wide, bias = queries.shape[1], own.Wqkv.bias
+            wide = len(weight) // 3
             rest = None if bias is None else bias[wide:]
-            k, v = F.linear(self.layer.attn_norm(keys), own.Wqkv.weight[wide:], rest).chunk(2, dim=1)
+            k, v = F.linear(self.layer.attn_norm(keys), weight[wide:], rest).chunk(2, dim=1)
             first = None if bias is None else bias[:wide]
-            q = F.linear(self.layer.attn_norm(queries), own.Wqkv.weight[:wide], first)
+            q = F.linear(self.layer.attn_norm(queries), weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
         dropout = own.attention_dropout if own.training else 0.0
         mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, self.window, scores, key_bias))
-        return queries + own.out_drop(own.Wo(mixed)), seen
+        mixed = F.linear(mixed, self.cut("out", own.Wo.weight, self.columns, 1), own.Wo.bias)
+        return queries + own.out_drop(mixed), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
-        y: Tensor = x + self.layer.mlp(self.layer.mlp_norm(x))
+        own = self.layer.mlp
+        made, gate = F.linear(self.layer.mlp_norm(x), *self._rows("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=1)
+        down = self.cut("down", own.Wo.weight, self.neurons, 1)
+        y: Tensor = x + F.linear(own.drop(own.act(made) * gate), down, own.Wo.bias)
         return y
+
+    def outputs(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.layer.attn.Wo, self.layer.mlp.Wo
+
+    def _rows(self, name: str, linear: Any, index: Tensor | None, blocks: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a matrix that is several stacked ones, the same rows of each."""
+        if index is not None:
+            index = torch.cat([index + block * (linear.out_features // blocks) for block in range(blocks)])
+        bias = None if linear.bias is None else self.cut(f"{name} bias", linear.bias, index, 0)
+        return self.cut(f"{name} weight", linear.weight, index, 0), bias
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The layer's own parameters."""

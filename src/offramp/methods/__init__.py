@@ -1,7 +1,8 @@
 """One method, one file; the folder is the list.
 
-A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`; this module
-loads it under one typed name, so that nothing else has to know any method.
+A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`, and may
+export `prepare(network, options)`, which is called once a trained model is loaded; this module loads it under one typed
+name, so that nothing else has to know any method.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Method:
     policy: Callable[[Network, Any], Policy]
     stages: Callable[[Network, Any], list[Stage]]
     summary: str
+    prepare: Callable[[Network, Any], None] = lambda network, options: None  # what is cut at load, by what was added
 
     @property
     def replays(self) -> bool:
@@ -75,6 +77,7 @@ def get(name: str) -> Method:
         file.Policy,
         file.stages,
         summary,
+        vars(file).get("prepare", Method.prepare),
     )
 
 

@@ -222,5 +222,6 @@ def load(folder: str | Path) -> Loaded:
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         given = f"a damaged or foreign offramp.safetensors ({_first_line(error)})"
         raise OfframpError(f"the added modules of {folder}", given, "restore it or train again") from error
+    method.prepare(net, options)
     net.eval()
     return Loaded(net, tokenizer, method, options, longest, base_model, path)

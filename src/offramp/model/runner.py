@@ -92,9 +92,9 @@ def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Arr
 
 
 def full_macs(network: Network, encoded: Sequence[Encoded]) -> Array:
-    """What the full model would spend on each row."""
+    """What the full model, with nothing cut off, would spend on each row."""
     lengths = torch.tensor([len(e.ids) for e in encoded])
-    return np.asarray(cost.full(network, network.depth, lengths).numpy())
+    return np.asarray(cost.full(network.uncut, network.depth, lengths).numpy())
 
 
 def score(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from offramp import backbones
-from offramp.backbones import Encoder, Head
+from offramp.backbones import Encoder, Head, Narrowing
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.parts.heads import LexicalRamp, OffRamp, SharedRamp
@@ -70,6 +70,12 @@ class Network:
     def head(self, layer: int) -> HeadCost:
         """MACs of the exit after layer 0…L."""
         return self.last.cost if layer == self.depth else self.ramps[layer].cost
+
+    @property
+    def uncut(self) -> Network:
+        """The same network at the prices it had before parts of its layers were cut off."""
+        layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
+        return replace(self, encoder=replace(self.encoder, layers=layers))
 
     def unsure(self, layer: int, packed: Packed) -> Tensor:
         """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""

@@ -1,0 +1,163 @@
+"""Head pruning: importance is the gate's derivative; what is cut costs less and changes no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from offramp import engines, methods, tasks
+from offramp.core import cost
+from offramp.core.loop import Result, run
+from offramp.errors import OfframpError
+from offramp.methods import head_pruning
+from offramp.methods.head_pruning import Options, Pruned, chosen, importance
+from offramp.model.folder import assemble
+from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data, batch, packed_rows
+from offramp.parts.losses import exit_loss
+from offramp.parts.network import Network
+from offramp.parts.trace import trace
+from offramp.text.tokenise import Encoded
+from offramp.training.schedule import Schedule
+from tests import runs, tiny
+
+LENGTHS = [9, 3, 17, 5]
+METHOD = methods.get("head_pruning")
+HALF = Options(heads=0.5, neurons=0.5)
+
+
+def made(backbone: str, options: Options = HALF) -> tuple[Network, Data]:
+    rows = [{"text": "a", "label": i % 3} for i in range(len(LENGTHS))]
+    task = tasks.get("classification").from_rows(rows, "rows")
+    net = assemble(tiny.model(backbone, task.auto_class), task, METHOD, options)
+    encoded = [Encoded(ids, [0] * len(ids), i, [], [], 0) for i, ids in enumerate(tiny.rows(LENGTHS))]
+    return net, Data(rows, encoded)
+
+
+def pruned(backbone: str, folder: Path) -> tuple[Network, Data]:
+    net, data = made(backbone)
+    Pruned(net, "pruned", options=HALF).prepare(data, folder)
+    net.eval()
+    return net, data
+
+
+def answer(net: Network, encoded: list[Encoded]) -> Result:
+    with torch.no_grad():
+        policy = METHOD.policy(net, METHOD.settings())
+        return run(engines.make("torch", net.encoder), net, policy, packed_rows(net.task, encoded))
+
+
+@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp_path: Path) -> None:
+    whole, data = made(backbone)
+    before = answer(whole, data.encoded).logits
+    net, _ = pruned(backbone, tmp_path)
+    result = answer(net, data.encoded)
+    theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
+    assert torch.allclose(result.logits, theirs, atol=1e-5) and not torch.allclose(result.logits, before, atol=1e-3)
+    soft = trace(net.encoder, packed_rows(net.task, data.encoded))  # the training path, with gradients
+    assert torch.allclose(net(net.depth, soft.at(net.depth)), result.logits, atol=1e-5)
+    for row, item in enumerate(data.encoded):
+        assert torch.allclose(answer(net, [item]).logits[0], result.logits[row], atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
+    net, data = pruned(backbone, tmp_path)
+    kept, lengths = net.added["kept"], torch.tensor(LENGTHS)
+    assert kept.heads.float().mean() == kept.neurons.float().mean() == 0.5
+    spent, full = cost.macs(answer(net, data.encoded).log, net, 4).sum(), cost.full(net.uncut, net.depth, lengths).sum()
+    assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
+    fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.uncut.encoder.layers)
+    assert fed == pytest.approx(0.5)
+    bare = assemble(tiny.model(backbone), net.task, methods.get("full"), methods.get("full").options())
+    assert torch.equal(full, cost.full(bare, net.depth, lengths).sum())
+
+
+@pytest.mark.parametrize("backbone", ["bert", "modernbert"])
+def test_idle_tokens_are_keys_of_a_narrowed_layer_too(backbone: str, tmp_path: Path) -> None:
+    net, data = pruned(backbone, tmp_path)
+    packed, layer = packed_rows(net.task, data.encoded[:1]), net.encoder.layers[0]
+    with torch.no_grad():
+        x = net.encoder.embed(packed)
+        whole, _ = layer.attend(x, x, packed.layout, False, None)
+        again, _ = layer.attend(x.clone(), x, packed.layout, False, None)  # not fused
+    assert torch.allclose(whole, again, atol=1e-6)
+
+
+def test_importance_is_the_derivative_by_a_gate() -> None:
+    net, data = made("bert")
+    heads, neurons = importance(net, data, rows=100)
+    layer, wide = net.encoder.layers[1], 8
+    out, down = layer.outputs()  # type: ignore[attr-defined]  # every tiny layer can be narrowed
+
+    def slope(weight: Tensor, columns: slice) -> float:
+        """Σ over rows of |loss(gate + ε) − loss(gate − ε)| / 2ε."""
+        total, origin = 0.0, weight.detach().clone()
+        for row in range(len(LENGTHS)):
+            seen = []
+            for gate in (1.01, 0.99):
+                with torch.no_grad():
+                    weight[:, columns] = origin[:, columns] * gate
+                    one = batch(net.task, data, [row], seed=0)
+                    seen.append(exit_loss(net, net.depth, trace(net.encoder, one.packed).at(net.depth), one).item())
+            total += abs(seen[0] - seen[1]) / 0.02
+            with torch.no_grad():
+                weight.copy_(origin)
+        return total
+
+    for head in range(4):
+        assert heads[1, head].item() == pytest.approx(
+            slope(out.weight, slice(head * wide, (head + 1) * wide)), rel=0.02
+        )
+    assert neurons[1, 5].item() == pytest.approx(slope(down.weight, slice(5, 6)), rel=0.05, abs=1e-3)
+
+
+def test_the_least_important_go_and_every_layer_keeps_one() -> None:
+    scores = torch.tensor([[0.1, 0.2, 0.3, 0.4], [9.0, 8.0, 7.0, 6.0]])
+    assert chosen(scores, 0.5, per_layer=False).tolist() == [[False, False, False, True], [True, True, True, False]]
+    assert chosen(scores, 0.5, per_layer=True).sum(1).tolist() == [2, 2]
+    assert chosen(scores, 0.01, per_layer=False).sum(1).tolist() == [1, 1]
+    assert chosen(scores, 1.0, per_layer=True).all()
+
+
+def test_resuming_prunes_the_same_heads(tmp_path: Path) -> None:
+    first, data = pruned("bert", tmp_path)
+    again, _ = made("bert")
+    with torch.no_grad():
+        for parameter in again.hf.parameters():
+            parameter.mul_(-1.7)  # what was learned since must not matter
+    Pruned(again, "pruned", options=HALF).prepare(data, tmp_path)
+    assert torch.equal(again.added["kept"].heads, first.added["kept"].heads)
+
+
+@pytest.mark.parametrize("kind", ["classification", "masked_lm"])
+def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kind: str) -> None:
+    given = {"options": {"heads": 0.5, "neurons": 0.25}, "schedule": Schedule(epochs=1, batch_size=8, lr=0.005)}
+    folder = runs.train(base, tmp_path, "head_pruning", kind, **given)
+    model, again = Predictor.load(folder), Predictor.load(folder)
+    kept = model.network.added["kept"]
+    assert kept.heads.sum() == 6 and kept.neurons.sum() == 36
+    layer = model.network.encoder.layers[0]
+    out = layer.outputs()[0].weight  # type: ignore[attr-defined]
+    assert (out[:, ~kept.heads[0].repeat_interleave(8)] == 0).all() and (out[:, :].abs().sum(0) > 0).any()
+    assert model.points is not None and len(model.points.points) == 1 and 0.2 < model.points.points[0].mac_share < 0.95
+    rows = runs.rows(kind, 6, 9)
+    encoded = model.prepare(rows)
+    ours, theirs = (m.run(encoded, m.settings()) for m in (model, again))
+    assert all((a == b).all() for a, b in zip(ours.logits, theirs.logits, strict=True))
+    auto = getattr(transformers, model.task.auto_class).from_pretrained(folder)
+    plain = tiny.padded(auto, [e.ids for e in encoded]).logits
+    for row, (said, item) in enumerate(zip(ours.logits, encoded, strict=True)):
+        expected = plain[row, : len(item.ids)] if model.network.per_token else plain[row]
+        assert torch.allclose(torch.from_numpy(said), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"heads": 0.0}, {"neurons": 1.5}, {"rows": 0}])
+def test_impossible_shares_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(OfframpError, match=next(iter(wrong))):
+        methods.configure(head_pruning.Options, wrong, "head_pruning")
