@@ -1,8 +1,8 @@
 """FastBERT (Liu et al. 2020): fine-tune, then the model teaches its own exits; leave when normalised entropy is low.
 
 What it does: stage 1 fine-tunes the model; stage 2 freezes it and trains every off-ramp to give the last exit's
-distribution, which needs no labels. Off-ramps attend over all tokens at width 128. At run time a row leaves at the
-first off-ramp whose entropy, divided by its maximum, is below the threshold
+distribution, which needs no labels: with `--init RUN`, rows without any will do. Off-ramps attend over all tokens at
+width 128. At run time a row leaves at the first off-ramp whose entropy, divided by its maximum, is below the threshold
 (the paper calls it Speed).
 Modifications from the paper and its code: forward KL(teacher ‖ student), as the code computes and the paper does not
 print; the teacher runs without dropout; the learning rate falls over stage 2's own steps; pooling over the right axis.
@@ -75,5 +75,5 @@ def stages(network: Network, options: Options) -> list[Stage]:
     """Two: fine-tune, then self-distillation."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
-        OffRamps(network, "self-distillation", options.head_lr, objective=distillation),
+        OffRamps(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
     ]

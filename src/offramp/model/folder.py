@@ -205,12 +205,17 @@ def read_recipe(folder: str | Path) -> dict[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
+def task_of(spec: dict[str, Any]) -> Task:
+    """The task that an offramp.json tells of."""
+    return tasks.get(spec["task"]["name"]).from_json(spec["task"])
+
+
 def load(folder: str | Path) -> Loaded:
     """A model folder with all its parts."""
     path, spec = Path(folder), about(folder)
     tokenizer = load_tokenizer(str(path))
     try:
-        task = tasks.get(spec["task"]["name"]).from_json(spec["task"]).with_tokenizer(tokenizer)
+        task = task_of(spec).with_tokenizer(tokenizer)
         method, longest, base_model = methods.get(spec["method"]), int(spec["max_length"]), str(spec["base_model"])
         options = methods.configure(method.options, spec["options"], spec["method"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

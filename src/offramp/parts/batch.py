@@ -20,7 +20,7 @@ class Batch:
     """What a training step gets."""
 
     packed: Packed
-    targets: Tensor
+    targets: Tensor  # empty where rows have no labels
     ids: list[int]  # which encoded rows these are: artefacts such as saliencies are looked up by them
 
     def to(self, device: torch.device) -> Batch:
@@ -34,6 +34,7 @@ class Data:
 
     rows: Sequence[Mapping[str, Any]]
     encoded: list[Encoded]
+    labelled: bool = True
 
     @property
     def cut(self) -> int:
@@ -50,6 +51,8 @@ def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch
     """Rows `ids` with their targets. Random masking depends on the seed and the row's number, never on batch mates;
     without a seed on the row's own words alone."""
     chosen = [data.encoded[i] for i in ids]
+    if not data.labelled:
+        return Batch(packed_rows(task, chosen), torch.empty(0), list(ids))
     rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
     pairs = [
         task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)

@@ -34,6 +34,7 @@ class Stage:
     name: str = "fine-tune"
     head_lr: float = 5e-4
     shared: bool = False  # plain fine-tuning that `--init RUN` replaces
+    labels: bool = True  # whether its loss needs targets; if no stage does, rows without labels will do
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters this stage changes; gradients must reach exactly these."""

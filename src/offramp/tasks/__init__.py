@@ -36,6 +36,7 @@ class Task(ABC):
     kind: ClassVar[Literal["row", "token"]]  # logits [rows, C], or packed [tokens, C]
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     pipeline: ClassVar[str]  # what the hub calls such models
+    target: ClassVar[str] = "label"  # the column that rows to predict on may lack; "" if there is none
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
     departs_whole: ClassVar[bool] = False  # departures are 0 or 1, never in between

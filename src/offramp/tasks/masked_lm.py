@@ -42,6 +42,7 @@ class Task(tasks.Task):
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
     pipeline: ClassVar[str] = "fill-mask"
+    target: ClassVar[str] = ""
     provides: ClassVar[frozenset[str]] = frozenset({"distribution"})
     higher_is_better: ClassVar[bool] = False
     scores_by_loss: ClassVar[bool] = True

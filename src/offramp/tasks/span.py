@@ -39,6 +39,7 @@ class Task(tasks.Task):
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     pipeline: ClassVar[str] = "question-answering"
+    target: ClassVar[str] = "answers"
     metric: ClassVar[str] = "span_f1"
     outputs: ClassVar[int] = 2
 

@@ -40,6 +40,7 @@ class Task(tasks.Task):
     kind: ClassVar[Literal["row", "token"]] = "token"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline: ClassVar[str] = "token-classification"
+    target: ClassVar[str] = "tags"
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "words"})
 
     @property

@@ -70,11 +70,14 @@ class Rows:
     dev: list[dict[str, Any]]
     dev_name: str
     file_mark: str  # fingerprint of the whole training file, before any rows were held out
+    labelled: bool = True  # the training rows; dev rows always are
 
 
 def rows_of(job: Job) -> Rows:
     """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
     kind, rows = tasks.get(job.task), reading.read(job.train, columns=job.columns, limit=job.limit)
+    if job.init and kind.target and not any(kind.target in row for row in rows):
+        return _unlabelled(job, kind, rows)
     task, mark = kind.from_rows(rows, job.train), reading.fingerprint(job.train, rows)
     if job.dev is not None:
         dev = reading.read(job.dev, columns=job.columns)
@@ -90,6 +93,18 @@ def rows_of(job: Job) -> Rows:
     return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
 
 
+def _unlabelled(job: Job, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
+    """Rows to learn an earlier run's own answers on; the task is that run's."""
+    task = folders.task_of(folders.about(job.init or ""))
+    if not isinstance(task, kind) or job.dev is None:
+        what = f"rows without {kind.target!r} in {job.train}" + (" and no --dev" if job.dev is None else "")
+        raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
+    task.check_inputs(rows, job.train)
+    dev = reading.read(job.dev, columns=job.columns)
+    task.check(dev, job.dev)
+    return Rows(task, rows, dev, job.dev, reading.fingerprint(job.train, rows), labelled=False)
+
+
 def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
     """Train a method and write its model folder; resumes if the same job was interrupted."""
     method = methods.get(job.method)
@@ -98,11 +113,14 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     rows = rows_of(job)
     recipe = _recipe(job, rows)
     model = _build(job, method, options, rows.task)
-    train_data, dev_data = _encode(model, rows.train), _encode(model, rows.dev)
+    stages = _stages(job, model)
+    if not rows.labelled and any(stage.labels for stage in stages):
+        rows.task.check(rows.train, job.train)  # says which column is missing
+    train_data, dev_data = replace(_encode(model, rows.train), labelled=rows.labelled), _encode(model, rows.dev)
     partial = _claim(Path(job.out), recipe, force)
     say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
     trainer = Trainer(model.network, job.schedule, partial, say)
-    progress = trainer.fit(_stages(job, model), train_data, dev_data)
+    progress = trainer.fit(stages, train_data, dev_data)
     points = calibrate(model.network, method, dev_data, rows.dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
         done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}

@@ -201,4 +201,6 @@ class Trainer:
 
 def _items(made: Batch, per_token: bool) -> int:
     """How many answers the mean loss of a batch is over: labelled tokens, or rows (spans have two targets a row)."""
+    if not made.targets.numel():  # rows without labels
+        return made.packed.total if per_token else made.packed.count
     return int((made.targets >= 0).sum()) if per_token and made.targets.dim() == 1 else made.packed.count
