@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -101,3 +102,45 @@ def test_round_trip_and_damage(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match=r"points\.json"):
         operating.load(tmp_path)
     assert replace(CURVE, points=CURVE.points[-1:]).choose(None) == CURVE.loosest
+
+
+def weights(folder: Path, fill: int) -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes([fill]) * 500_000)
+    return folder
+
+
+def test_points_of_another_model_are_refused(tmp_path: Path) -> None:
+    ours, theirs = weights(tmp_path / "ours", 1), weights(tmp_path / "theirs", 2)
+    operating.save(ours, CURVE)
+    assert operating.load(ours) == CURVE
+    (theirs / "points.json").write_text((ours / "points.json").read_text())
+    with pytest.raises(OfframpError, match=r"another model[\s\S]*offramp calibrate"):
+        operating.load(theirs)
+
+
+def test_points_without_a_mark_are_read_as_before(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "old", 1)
+    operating.save(folder, CURVE)
+    raw = json.loads((folder / "points.json").read_text())
+    for name in ("model", "warnings"):
+        del raw[name]
+    for one in raw["points"]:
+        del one["seen"], one["error"]
+    (folder / "points.json").write_text(json.dumps(raw))
+    assert operating.load(folder) == CURVE
+
+
+def test_the_mark_sees_a_change_anywhere_and_is_quick(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "run", 1)
+    before = operating.mark(folder)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    for place in (0, 250_000, 499_999):
+        changed = bytearray(content)
+        changed[place] = 9
+        (folder / "model.safetensors").write_bytes(changed)
+        assert operating.mark(folder) != before
+    (folder / "model.safetensors").write_bytes(content)
+    assert operating.mark(folder) == before
+    (folder / "offramp.safetensors").write_bytes(b"more")
+    assert operating.mark(folder) != before

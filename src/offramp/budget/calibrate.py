@@ -8,7 +8,7 @@ is the Pareto front, the loosest setting last.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
+from offramp.budget.complaints import complaints
 from offramp.budget.folds import dependable, earned
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
@@ -135,7 +136,8 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     tried = dependable([point(one) for one in candidates(network, method, recording)], task.higher_is_better)
     if isinstance(method.space, Threshold) and method.replays and len(data.rows) >= FEW and tried:
         tried += earned(subject, recording, tried, search_exits, point)
-    return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
+    found = Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
+    return replace(found, warnings=complaints(network, recording, tried, found))
 
 
 def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from offramp.budget.record import Recording
 from offramp.model.points import Point
 from offramp.model.runner import full_macs
+from offramp.model.watch import tell
 from offramp.parts.batch import Data
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _folds(subject: Subject, recording: Recording, search: Search) -> list[_Fold
         held, tape = part(subject, recording, place == fold)
         found = search(*part(subject, recording, place != fold))
         made.append(_Fold(np.flatnonzero(place == fold), held, tape, found))
+        tell(fold + 1, FOLDS)
     return made
 
 

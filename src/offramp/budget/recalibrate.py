@@ -24,7 +24,7 @@ from offramp.model.points import Guarantee, Points
 from offramp.model.predictor import Predictor
 from offramp.model.runner import by_row, full_macs
 from offramp.parts.batch import Data
-from offramp.parts.space import Fixed, Threshold
+from offramp.parts.space import Threshold
 from offramp.text.read import fingerprint
 
 Row = Mapping[str, Any]
@@ -34,7 +34,7 @@ def recalibrate(
     run: str, rows: Sequence[Row], source: str, risk: float | None = None, confidence: float = 0.95
 ) -> Points:
     """Calibrate a run on labelled rows and write its points.json; earlier guarantees go with the old points."""
-    predictor = Predictor.load(run)
+    predictor = Predictor(folders.load(run))  # its old points may be another model's
     predictor.task.check(rows, source)
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
@@ -43,8 +43,8 @@ def recalibrate(
     _warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
     points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
-    for doubt in [] if isinstance(method.space, Fixed) else complaints(points):
-        warnings.warn(doubt, stacklevel=2)
+    for noticed in points.warnings:
+        warnings.warn(noticed, stacklevel=2)
     if risk is not None:
         proven = prove(predictor, rows, risk, confidence)
         points = replace(points, guarantees=(proven,))
@@ -68,20 +68,6 @@ def _warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk:
         warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
     elif risk is not None and mark == recipe.get("dev_fingerprint"):
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
-
-
-def complaints(points: Points) -> list[str]:
-    """What a user should know when exits do not pay."""
-    if len(points.points) == 1:
-        return ["no setting is cheaper than the full model: exits do not pay on these rows"]
-    found = []
-    scores = [p.score for p in points.points]
-    useful = [p for p in points.points[:-1] if not points.better(points.loosest.score - 0.02, p.score)]
-    if not useful:
-        found.append("every cheaper setting loses two points or more: train longer, or pool otherwise (--set pool=…)")
-    if len(set(scores[:-1])) == 1 and len(scores) > 3:
-        found.append("all early settings score the same: an off-ramp may have collapsed to one answer")
-    return found
 
 
 def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:

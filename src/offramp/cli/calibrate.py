@@ -23,8 +23,11 @@ def command(
     """Find settings for every budget on held-out rows; with --risk, settings that come with a guarantee."""
     from offramp.budget.recalibrate import recalibrate
     from offramp.study import console
+    from offramp.study.bars import bar
     from offramp.text.read import read
 
     console.check_wish(budget, max_loss)
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
-    console.show_points(recalibrate(run, rows, data, risk, confidence), budget, max_loss)
+    with bar("calibrating"):
+        points = recalibrate(run, rows, data, risk, confidence)
+    console.show_points(points, budget, max_loss)

@@ -43,6 +43,7 @@ def command(
     from offramp.model.predictor import Predictor
     from offramp.study import console
     from offramp.study import evaluate as study
+    from offramp.study.bars import bar
     from offramp.study.sweep import sweep
     from offramp.text.read import read
 
@@ -54,6 +55,10 @@ def command(
     predictor.task.check(rows, data)
     origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
     if curve:
-        console.show_curve(sweep(predictor, rows, origin, batch_size), json)
+        with bar("evaluating"):
+            cells = sweep(predictor, rows, origin, batch_size)
+        console.show_curve(cells, json)
         return
-    console.show_cell(study.evaluate(predictor, rows, settings, origin, batch_size), json)
+    with bar("evaluating"):
+        cell = study.evaluate(predictor, rows, settings, origin, batch_size)
+    console.show_cell(cell, json)

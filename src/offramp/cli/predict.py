@@ -23,10 +23,12 @@ def command(
 ) -> None:
     """Answer rows in order, one JSON object a line."""
     from offramp.model.predictor import Predictor
+    from offramp.study.bars import answers_on_screen, bar
     from offramp.study.stream import answer_stream
 
     predictor = Predictor.load(run, engine)
     asked = predictor.settings(budget, None, max_loss, risk)
-    done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))
+    with bar("answering", quiet=answers_on_screen(output)):
+        done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))
     cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
     typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)

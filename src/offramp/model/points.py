@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from offramp.errors import OfframpError
 from offramp.model.files import read_json, write_json
 
 TOLERANCE = 0.005
+BLOCK, BLOCKS = 4096, 256  # bytes looked at, and at how many places, to tell one file of weights from another
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Points:
     data: dict[str, Any]  # name, rows, fingerprint
     points: tuple[Point, ...]
     guarantees: tuple[Guarantee, ...] = ()
+    warnings: tuple[str, ...] = ()  # what calibration noticed
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -78,7 +81,7 @@ class Points:
         if not max_loss >= 0.0:
             raise OfframpError("what the metric may lose", f"max_loss={max_loss}", "give 0 or more, e.g. 0.01")
         if budget is None:
-            return next((p for p in self.points if self._lost(p) <= max_loss + 1e-9), self.loosest)
+            return next((p for p in self.points if self.lost(p) <= max_loss + 1e-9), self.loosest)
         check_budget(budget)
         if budget >= 1.0:
             return self.loosest
@@ -95,7 +98,8 @@ class Points:
             best = point if self.better(point.score, best.score) else best
         return best
 
-    def _lost(self, point: Point) -> float:
+    def lost(self, point: Point) -> float:
+        """What a point loses of the full model's score; of a loss (lower is better) the part it grows by."""
         lost = self.loosest.score - point.score
         return lost if self.higher_is_better else -lost / max(abs(self.loosest.score), 1e-9)
 
@@ -121,18 +125,40 @@ def pareto(points: Sequence[Point], loosest: Point, higher_is_better: bool) -> t
     return (*[p for p in kept if p.mac_share < loosest.mac_share], loosest)
 
 
+def mark(folder: Path) -> str:
+    """A fingerprint of a folder's weights: sizes, headers and blocks spread over every file, so that it costs
+    milliseconds and still no two trainings share it."""
+    known = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        known.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in dict.fromkeys(size * block // BLOCKS for block in range(BLOCKS)):
+                file.seek(place)
+                known.update(file.read(BLOCK))
+    return known.hexdigest()[:16]
+
+
 def save(folder: Path, points: Points) -> None:
-    """Write points.json."""
-    write_json(folder / "points.json", asdict(points))
+    """Write points.json beside the weights it belongs to."""
+    write_json(folder / "points.json", {**asdict(points), "model": mark(folder)})
 
 
 def load(folder: Path) -> Points:
-    """Read points.json."""
+    """Read points.json, which must belong to the weights beside it."""
     raw = read_json(folder / "points.json")
+    owner = raw.get("model") if isinstance(raw, dict) else None
+    if owner is not None and owner != mark(folder):
+        raise OfframpError(
+            f"the operating points of {folder}",
+            "a points.json that was calibrated for another model: its settings mean nothing to these weights",
+            f"run `offramp calibrate {folder} --data FILE`, or put back the points.json of this model",
+        )
     try:
         first, *others = (Point(**point) for point in raw["points"])
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven)
+        noticed = tuple(raw.get("warnings", ()))
+        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven, noticed)
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

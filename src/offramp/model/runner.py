@@ -13,6 +13,7 @@ from offramp.core import cost
 from offramp.core.loop import Engine, Heads, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.model.watch import tell
 from offramp.parts.batch import Data, batch, packed_rows
 from offramp.parts.network import Network
 from offramp.text.tokenise import Encoded
@@ -30,9 +31,7 @@ class Outcome:
     tokens_kept: Array
 
 
-def run_packed(
-    network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None
-) -> Outcome:
+def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None) -> Outcome:
     """One batch through the loop. `heads` stands in for the network's own exits when a recording is replayed."""
     if heads is None:
         packed = packed.to(network.device)  # a recording lies on the CPU
@@ -61,6 +60,7 @@ def run_encoded(
         for i, part in zip(index, made.logits, strict=True):
             logits[i] = part
         exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
+        tell(start + len(index), len(order))
     return Outcome(logits, exits, macs, kept)
 
 
@@ -79,6 +79,7 @@ def metrics_by_loss(
         asked = [int((part >= 0).sum()) for part in made.targets.split(made.packed.lengths.tolist())]
         losses += [loss for loss, count in zip(rows, asked, strict=True) for _ in range(count)]
         parts.append(Outcome([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
+        tell(start + made.packed.count, len(data.encoded))
     joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
     return network.task.metrics_from_losses(losses), Outcome([], *joined)
 

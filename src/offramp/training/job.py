@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -123,6 +124,8 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     progress = trainer.fit(stages, train_data, dev_data)
     points = calibrate(model.network, method, dev_data, rows.dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
+        for noticed in points.warnings:
+            warnings.warn(noticed, stacklevel=2)
         done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
         _publish(Path(job.out), partial, model, points, {**recipe, **done})
     trainer.accelerator.wait_for_everyone()

@@ -1,0 +1,52 @@
+"""What a user should know when exits do not pay, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from offramp.budget.record import Recording
+from offramp.model.points import Point, Points
+from offramp.parts.network import Network
+
+ONE, MIXED = 0.99, 0.95  # an exit gives one answer from this share of all on, where the last exit stays below that
+TOO_MUCH = 0.02  # of the metric
+
+
+def complaints(network: Network, recording: Recording, tried: Sequence[Point], points: Points) -> tuple[str, ...]:
+    """In the order of their causes: bad heads, nobody leaves, leaving is dear, leaving is wrong."""
+    found = []
+    if bad := collapsed(network, recording):
+        which = f"off-ramp{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
+        cure = "train longer, with a smaller head_lr, or pool otherwise (--set pool=…)"
+        found.append(f"{which}: (nearly) one and the same answer to every row, the head has collapsed: {cure}")
+    if not tried:
+        return tuple(found)
+    if all(p.mac_share >= points.loosest.mac_share for p in tried):
+        early = any(p.mean_exit_layer < network.depth for p in tried)
+        why = "the heads cost more than leaving early saves" if early else "no row ever leaves early"
+        found.append(f"no setting is cheaper than the full model: {why}")
+    elif all(points.lost(p) > TOO_MUCH for p in points.points[:-1]):
+        found.append("every cheaper setting loses two points or more: train longer, or pool otherwise (--set pool=…)")
+    return tuple(found)
+
+
+def collapsed(network: Network, recording: Recording) -> list[int]:
+    """Off-ramps that say one thing only, though the last exit does not."""
+    return [layer for layer in sorted(network.ramps) if _same(network, recording, layer)]
+
+
+def _same(network: Network, recording: Recording, layer: int) -> bool:
+    ours, last = recording.logits[layer], recording.logits[network.depth]
+    if "distribution" not in network.task.provides:
+        return bool(ours.std() < (1.0 - ONE) * last.std())
+    return _most(network, recording, ours) >= ONE and _most(network, recording, last) < MIXED
+
+
+def _most(network: Network, recording: Recording, logits: Tensor) -> float:
+    """How much of all answers the most frequent one is."""
+    packed = recording.packed
+    spread, _ = network.task.distributions(logits, packed.lengths, packed.tokens.get("scored"))
+    return float(torch.bincount(spread.argmax(-1)).max() / max(1, len(spread)))
