@@ -229,8 +229,11 @@ def test_a_label_in_dev_that_train_lacks(call: Call, base: str) -> None:
 
 def test_a_method_that_does_not_fit_the_task_names_those_that_do(call: Call, base: str) -> None:
     rows("numbers.jsonl", runs.rows("regression", 8))
-    said = call(*training(base, task="regression", method="deebert", train="numbers.jsonl"))
-    assert said.code == 2 and all(word in said.err for word in ("'deebert'", "'regression'", "full"))
+    for method in ("branchynet", "deebert", "fastbert", "shallow_deep"):
+        said = call(*training(base, task="regression", method=method, train="numbers.jsonl"))
+        assert said.code == 2 and all(word in said.err for word in (f"'{method}'", "'regression'", "full"))
+        offered = said.err.split("use one of: ")[1]
+        assert "berxit" in offered and "pabee" in offered and method not in offered
 
 
 BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
@@ -243,6 +246,8 @@ BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
     "budget 0": (["RUN", "--data", "rows.jsonl", "--budget", "0"], ["budget=0", "above 0 and at most 1"]),
     "unknown engine": (["RUN", "--data", "rows.jsonl", "--engine", "abacus"], ["'abacus'", "torch"]),
     "unknown setting": (["RUN", "--data", "rows.jsonl", "--set", "patience=3"], ["patience=3", "threshold"]),
+    "wrong unit": (["RUN", "--data", "rows.jsonl", "--set", "threshold=50"], ["nats", "threshold=50"]),
+    "too many nats": (["RUN", "--data", "rows.jsonl", "--set", "threshold=0.9"], ["2 labels have at most 0.693"]),
     "bad setting": (["RUN", "--data", "rows.jsonl", "--set", "threshold=-1"], ["threshold=-1.0"]),
     "two knobs": (["RUN", "--data", "rows.jsonl", "--set", "threshold=1", "--budget", "1"], ["only one of them"]),
     "no data": (["RUN"], ["--data"]),

@@ -55,8 +55,20 @@ def test_calibration_on_known_rows_is_warned_of(call: Call, own: Path, trained: 
     assert "chosen on" in dev.err
 
 
+def test_points_of_another_model_are_refused_until_it_is_calibrated(
+    call: Call, own: Path, trained: Path, every_task: dict[str, Path]
+) -> None:
+    shutil.copy(every_task["classification"] / "points.json", own / "points.json")
+    data = rows("new.jsonl", many(trained, 2))
+    for command, words in (("eval", ["--data", data]), ("predict", ["--input", data]), ("info", [])):
+        said = call(command, own, *words)
+        assert said.code == 2 and "another model" in said.err and "offramp calibrate" in said.err
+    assert call("calibrate", own, "--data", data).code == 0
+    assert call("eval", own, "--data", data).code == 0
+
+
 BAD_CALIBRATION = {
-    "too few rows": (["--risk", "0.0001"], ["calibration rows", "at least"]),
+    "too few rows": (["--risk", "0.0001"], ["calibration rows", "at least 59912"]),
     "impossible risk": (["--risk", "2"], ["risk=2"]),
     "bad budget": (["--budget", "7"], ["budget=7"]),
     "bad loss": (["--max-loss", "-1"], ["--max-loss -1"]),

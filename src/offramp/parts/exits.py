@@ -7,6 +7,7 @@ off-ramp whose threshold is 0 is closed: nobody can leave there, so its head is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -113,6 +114,14 @@ class DoubtPolicy(Policy):
 
 class EntropyPolicy(DoubtPolicy):
     """Doubt is entropy in nats."""
+
+    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+        super().__init__(network, settings)
+        most, given = math.log(max(2, network.task.outputs)), max(settings.threshold, *settings.thresholds, 0.0)
+        if network.task.kind == "row" and given > 1.01 * most:
+            what = f"threshold={given:g}, where {network.task.outputs} labels have at most {most:.3g}"
+            fix = f"use 0 (never leave early) up to {most:.3g}; a percentage or a share of the maximum is another unit"
+            raise OfframpError(settings.unit, what, fix)
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         return row_entropy(self.task, logits, packed)
