@@ -153,7 +153,7 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["tagging", "pairs"])
 def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None:
-    run_folder = runs.train(base, tmp_path, "faster_dat", kind)
+    run_folder = runs.train(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
     assert json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"] < 1.0
 
 
