@@ -19,10 +19,12 @@ from offramp.core.loop import run
 from offramp.core.packed import Packed
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
-from offramp.methods.faster_dat import Options, Policy, Settings
+from offramp.methods.faster_dat import Options, Planned, Policy, Settings
 from offramp.model import folder
-from offramp.parts.batch import packed_rows
+from offramp.parts.batch import Batch, packed_rows
 from offramp.parts.network import Network
+from offramp.parts.plans import GuessWords
+from offramp.parts.stage import Backward, Stage
 from offramp.parts.trace import trace
 from offramp.parts.words import table, vocabulary, words_of
 from offramp.text.tokenise import Encoded
@@ -176,6 +178,34 @@ def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Pat
     kept = [model.run(rows, Settings(penalty=p)).tokens_kept.sum() for p in (0.0, 0.1, 0.2, 1.0)]
     assert kept == sorted(kept, reverse=True)  # a larger penalty never sends a word deeper
     assert model.run(rows, Settings()).tokens_kept.sum() == kept[1]
+
+
+@pytest.mark.parametrize("stage", [GuessWords, Planned])
+def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: type[Stage]
+) -> None:
+    def train(folder_: Path) -> Path:
+        folder_.mkdir(exist_ok=True)
+        asked = {"estimation": "reconstruction", "rows": 10, "layers": 2}
+        schedule = Schedule(epochs=1, batch_size=16, lr=0.005, save_seconds=0.0)
+        return runs.train(base, folder_, "faster_dat", options=asked, schedule=schedule)
+
+    whole = train(tmp_path / "whole")
+    steps, real = 0, stage.step
+
+    def stumble(self: Stage, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            raise RuntimeError("the power went")
+        return real(self, batch, backward)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the power went"):
+        patch.setattr(stage, "step", stumble)
+        train(tmp_path / "halved")
+    again = train(tmp_path / "halved")
+    for name in ("model.safetensors", "offramp.safetensors"):
+        assert (again / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base: str, tmp_path: Path) -> None:

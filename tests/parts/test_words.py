@@ -32,6 +32,14 @@ def test_keys_differ_among_all_short_words() -> None:
     assert words_of(packed).key.unique().numel() == len(tuples)
 
 
+def test_keys_tell_long_words_by_every_piece() -> None:
+    """All beginnings of a long word, and the word with any one piece changed."""
+    long = [7 + place % 5 for place in range(200)]
+    tuples = [long[:n] for n in range(1, 201)] + [[*long[:n], 99, *long[n + 1 :]] for n in range(200)]
+    packed = batch(tuples, [[0] * len(word) for word in tuples])
+    assert words_of(packed).key.unique().numel() == len(tuples)
+
+
 def test_a_table_gives_words_their_depth_pieces_their_words_and_special_tokens_the_rows() -> None:
     packed = batch()
     found = vocabulary(words_of(packed))

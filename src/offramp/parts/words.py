@@ -7,6 +7,7 @@ Looking words up costs one hash of the pieces and one binary search for the whol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,10 +44,12 @@ def words_of(packed: Packed) -> Words:
     return Words(key, of_token, row[first], first, torch.bincount(owner, minlength=len(first)))
 
 
+@cache
 def _powers(device: torch.device) -> Tensor:
-    with np.errstate(over="ignore"):
-        made = np.cumprod(np.concatenate(([1], np.full(LONGEST - 1, SPREAD, dtype=np.uint64))), dtype=np.uint64)
-    return torch.from_numpy(made.view(np.int64)).to(device)
+    """Powers of SPREAD modulo 2⁶⁴, the first 1."""  # [LONGEST]
+    base = np.full(LONGEST, SPREAD, dtype=np.uint64)
+    base[0] = 1
+    return torch.from_numpy(np.cumprod(base, dtype=np.uint64).view(np.int64)).to(device)
 
 
 class Vocabulary(NamedTuple):
@@ -96,6 +99,7 @@ class WordDepths(nn.Module):
         for name in self.SAVED:
             self.register_buffer(name, table[name].clone())
         self._index()
+        self._known: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
 
     def _index(self) -> None:
         """Keys in order, for the search."""
@@ -114,9 +118,12 @@ class WordDepths(nn.Module):
 
     def at(self, penalty: float) -> tuple[Tensor, Tensor]:
         """Whole depths of all words and of unseen ones at a λ, at least 1 and at most all layers."""  # [words], []
-        both = torch.cat((self.depths, self.unseen[None]))
-        whole = depths_at(both, self.penalties, penalty).clamp(1, self.layers)
-        return whole[:-1], whole[-1]
+        key = (penalty, self.depths.device)
+        if key not in self._known:  # a pure function of the table: computed once
+            both = torch.cat((self.depths, self.unseen[None]))
+            whole = depths_at(both, self.penalties, penalty).clamp(1, self.layers)
+            self._known[key] = (whole[:-1], whole[-1])
+        return self._known[key]
 
     def look_up(self, words: Words, penalty: float) -> Tensor:
         """The depth of each word of a batch."""  # [words]
