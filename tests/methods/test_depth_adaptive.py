@@ -12,7 +12,7 @@ from torch import Tensor
 import offramp
 from offramp import engines, methods, tasks
 from offramp.core import cost
-from offramp.core.loop import Result, run
+from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.methods.depth_adaptive import Options, Policy, Settings
@@ -180,6 +180,24 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
         halting_loss(net, net.added["extra"], seen, oracle, detach).backward()  # type: ignore[arg-type]
         grads.append([p.grad is not None for name, p in net.named_parameters() if "encoder.layer.0" in name])
     assert not any(grads[0]) and all(grads[1])
+
+
+class Asking(Policy):
+    """Notes the reasons."""
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        done = super().leave(layer, s)
+        self.said = [*getattr(self, "said", []), self.why(layer, s)]
+        return done
+
+
+@torch.no_grad()
+def test_reasons_are_given_in_words() -> None:
+    for task, wanted in (("classification", "doubt"), ("tagging", "words go on")):
+        net, data = made(task)
+        asking = Asking(net, Settings(0.01))
+        run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
+        assert asking.said[0] == "" and wanted in asking.said[1]
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])

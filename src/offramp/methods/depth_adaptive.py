@@ -27,7 +27,7 @@ from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
 from offramp.parts.criteria import row_hesitation, whole_words
-from offramp.parts.exits import exit_weights, ramps
+from offramp.parts.exits import ExitOptions, exit_weights, ramps
 from offramp.parts.halting import (
     Form,
     Halting,
@@ -104,7 +104,7 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
         raise OfframpError(f"a depth for every word on the task {task.name!r}", given, "say --set level=row")
     by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
     units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
-    return nn.ModuleDict({"ramps": ramps(network, options.pool, ramp0=False), "extra": units})
+    return nn.ModuleDict({"ramps": ramps(network, ExitOptions(pool=options.pool, ramp0=False)), "extra": units})
 
 
 class Policy(policy.Policy):
@@ -126,6 +126,16 @@ class Policy(policy.Policy):
         s.settle(whole_words(sure[words], s.packed))
         going = (s.packed.tokens["left"] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
+
+    def why(self, layer: int, s: State) -> str:
+        limit = self.settings.threshold if layer in self.exits else 0.0
+        if limit == 0.0:
+            return ""
+        if self.units.by_word:
+            words = s.packed.tokens["scored"]
+            return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
+        doubt = float(self._doubt(layer, s, None)[0])
+        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
 
     def _doubt(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
         """Doubt that each row, or each asked token, should stop here."""  # [rows or asked]

@@ -142,6 +142,9 @@ class Policy(policy.Policy):
     def leave(self, layer: int, s: State) -> Tensor | None:
         return s.packed.rows["last"] <= layer if layer else None
 
+    def why(self, layer: int, s: State) -> str:
+        return f"its deepest word goes through {int(s.packed.rows['last'][0])} layers" if layer else ""
+
 
 def _table(network: Network) -> WordDepths:
     return network.added["depths"]  # type: ignore[return-value]  # a ModuleDict
