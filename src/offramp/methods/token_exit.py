@@ -19,7 +19,7 @@ from offramp.core import policy
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.criteria import token_doubt
+from offramp.parts.criteria import token_doubt, whole_words
 from offramp.parts.exits import ExitOptions, exit_modules
 from offramp.parts.network import Network
 from offramp.parts.regimes import joint
@@ -64,17 +64,11 @@ class Policy(policy.Policy):
     def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
         """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
         words = packed.tokens["scored"]
-        if not bool(words.any()):
-            return torch.ones_like(words)  # no word at all: nothing to wait for
         doubt = token_doubt(logits)
         if "left" in packed.tokens:
             doubt = torch.where(packed.tokens["left"] >= 0, 0.0, doubt)
         sure = _widest(doubt[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
-        owner = words.long().cumsum(0) - 1  # the word each token belongs to
-        mine = (owner >= 0) & (packed.row_of_token[words][owner.clamp(min=0)] == packed.row_of_token)
-        done = mine & sure[owner.clamp(min=0)]
-        doubtful = torch.bincount(packed.row_of_token[words], weights=(~sure).float(), minlength=packed.count)
-        return torch.where(mine, done, (doubtful == 0)[packed.row_of_token])
+        return whole_words(sure, packed)
 
 
 def _widest(doubt: Tensor, row: Tensor, window: int) -> Tensor:

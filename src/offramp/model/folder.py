@@ -9,8 +9,6 @@ JSON and safetensors only: nothing is ever unpickled, no remote code is ever run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.files import read_json, write_json
 from offramp.parts.network import Network, network
+from offramp.parts.quiet import quiet
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
@@ -45,21 +44,6 @@ class Loaded:
     max_length: int
     base_model: str
     folder: Path | None = None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Transformers without its progress bars and advice: what our commands print is ours."""
-    log = transformers.logging
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()
 
 
 def check_backbone(source: str) -> None:

@@ -54,15 +54,14 @@ def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch
     if not data.labelled:
         return Batch(packed_rows(task, chosen), torch.empty(0), list(ids))
     rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
-    pairs = [
-        task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)
-    ]
+    pairs = [task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)]
     packed = _columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
     return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
 
 
 def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
-    """Where words matter, mark each word's first piece: that is where its answer stands."""
+    """Which word each token belongs to; where words have answers, mark their first piece: there the answer stands."""
+    packed = packed.with_tokens(word=torch.tensor([word for e in encoded for word in e.words]))
     if task.kind != "token":
         return packed
     pairs = (pair for e in encoded for pair in zip([-1, *e.words], e.words, strict=False))

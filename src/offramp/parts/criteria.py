@@ -55,5 +55,19 @@ def worst(values: Tensor, owner: Tensor | None, rows: int) -> Tensor:
     return values.new_zeros(rows).scatter_reduce(0, owner, values, "amax", include_self=True)
 
 
+def whole_words(sure: Tensor, packed: Packed) -> Tensor:
+    """Words that are sure → their tokens, all pieces; tokens before the first word only with their whole row.
+
+    `sure` [words] is for the tokens marked `scored`. A row without any word has nothing to wait for.
+    """  # [tokens]
+    words, row = packed.tokens["scored"], packed.row_of_token
+    if not bool(words.any()):
+        return torch.ones_like(words)
+    owner = words.long().cumsum(0) - 1  # the word each token belongs to
+    mine = (owner >= 0) & (row[words][owner.clamp(min=0)] == row)
+    doubtful = torch.bincount(row[words], weights=(~sure).float(), minlength=packed.count)
+    return torch.where(mine, sure[owner.clamp(min=0)], (doubtful == 0)[row])
+
+
 def _spread(task: Task, logits: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
     return task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get("scored"))

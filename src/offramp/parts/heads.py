@@ -90,3 +90,30 @@ class SharedRamp(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         """Logits of the model's own head on an earlier layer's states."""
         return self._apply_head(packed)
+
+
+class MeanMax(nn.Module):
+    """Maximum and mean over all tokens, rectified, projected: Faster-DAT's head."""
+
+    def __init__(self, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.dropout, self.project = nn.Dropout(0.1), nn.Linear(2 * hidden, outputs)
+        self.cost = HeadCost(linear_macs(self), 0)
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits per row."""
+        logits: Tensor = self.project(self.dropout(torch.cat((packed.max(), packed.mean()), dim=1).relu()))
+        return logits
+
+
+class Counted(nn.Module):
+    """Nothing but a price: what a method computes at a layer besides its exits."""
+
+    def __init__(self, price: Callable[[], HeadCost]) -> None:
+        super().__init__()
+        self._price = price
+
+    @property
+    def cost(self) -> HeadCost:
+        """MACs; asked for only when something was computed."""
+        return self._price()

@@ -28,7 +28,7 @@ class Network:
     encoder: Encoder
     task: Task
     last: Head
-    added: nn.ModuleDict  # a method's modules; exits live under `ramps`, keyed by layer
+    added: nn.ModuleDict  # a method's modules; exits under `ramps`, by layer; `last` replaces the model's own head
     fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
 
     @property
@@ -55,9 +55,10 @@ class Network:
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits of the exit after `layer`, per row or per token."""
         packed = packed.with_states(self.encoder.final(packed.states))
-        if layer == self.depth:
-            return self.last.apply(packed)
-        return self.ramps[layer](packed)
+        if layer < self.depth:
+            return self.ramps[layer](packed)
+        said: Tensor = self.added["last"](packed) if "last" in self.added else self.last.apply(packed)
+        return said
 
     def embed(self) -> HeadCost:
         """MACs among the embeddings."""
@@ -69,7 +70,10 @@ class Network:
 
     def head(self, layer: int) -> HeadCost:
         """MACs of the exit after layer 0…L."""
-        return self.last.cost if layer == self.depth else self.ramps[layer].cost
+        if layer < self.depth:
+            return self.ramps[layer].cost
+        cost: HeadCost = self.added["last"].cost if "last" in self.added else self.last.cost  # type: ignore[assignment]
+        return cost
 
     @property
     def uncut(self) -> Network:

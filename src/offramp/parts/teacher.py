@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offramp.core.packed import Packed
+from offramp.parts.artefact import kept
 from offramp.parts.batch import Batch, Data, packed_rows
 from offramp.parts.network import Network
 from offramp.parts.trace import trace
@@ -33,14 +32,13 @@ class Teacher:
 def teacher(network: Network, data: Data, folder: Path, size: int = 32) -> Teacher:
     """The full model's answers as it stands now, or those kept from before."""
     sizes = [len(e.ids) for e in data.encoded] if network.per_token else [1] * len(data.encoded)
-    path = folder / FILE
-    if not path.is_file():
+
+    def answers() -> dict[str, Tensor]:
         network.eval()
         parts = [_answers(network, data, start, size) for start in range(0, len(data.encoded), size)]
-        fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
-        save_file({"logits": torch.cat(parts)}, fresh)
-        fresh.replace(path)
-    return Teacher(load_file(path)["logits"].split(sizes))
+        return {"logits": torch.cat(parts)}
+
+    return Teacher(kept(folder / FILE, answers)["logits"].split(sizes))
 
 
 def _answers(network: Network, data: Data, start: int, size: int) -> Tensor:

@@ -1,0 +1,212 @@
+"""Depth-Adaptive Transformer (Elbayad et al. 2020) on encoders: a halting unit learns from an oracle where to stop.
+
+What it does: an off-ramp after every layer, all trained alike (`aligned`) or along sampled exits with missing states
+copied up (`mixed`); then a unit is taught where to stop by an oracle that knows the answer: the exit that is right, or
+most likely to be, minus λ a layer, for single words smoothed over their neighbours by σ. Forms: `multinomial` plans
+the exit after layer 1, `geometric` says stop or go on after every layer, `threshold` has no unit and trusts the exit's
+own confidence. Rows have one depth, read from the mean of their tokens; words of a tagger each their own, and a word
+that stopped is copied upward. `form=multinomial` is the halting-unit baseline of Faster-DAT.
+Modifications from the paper: made for encoders; the last exit is the model's own head; α, never given there, is 1; a
+knob for every form: a row stops where the doubt that it should is below the threshold (1 − χ; for `multinomial` the
+probability of needing more layers, or with `argmax=true` the paper's most likely exit; for `threshold` 1 − the largest
+probability); 0.5 is the paper's setting of `geometric`; a unit of its own at every exit.
+Relations: token_exit is the threshold form with windows; BERxiT's unit guesses how wrong an exit is, not where to stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.cost import Event
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.criteria import row_hesitation, whole_words
+from offramp.parts.exits import ExitOptions, exit_weights, ramps
+from offramp.parts.halting import (
+    Form,
+    Halting,
+    Oracle,
+    Pass,
+    aligned_losses,
+    halting_loss,
+    mixed_rows_loss,
+    mixed_words_loss,
+    through,
+)
+from offramp.parts.heads import Pool
+from offramp.parts.network import Network
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Backward, Stage
+
+GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
+SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID)
+HF_EQUAL = True
+NEEDS = ("wrongness",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Stop where the doubt that one should is below the threshold; 0 never stops early."""
+
+    threshold: float = 0.0
+    argmax: bool = False  # multinomial: stop at the most likely exit, whatever the threshold above 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            given, fix = f"threshold={self.threshold}", "use 0 (never stop early) up to 1, e.g. 0.5"
+            raise OfframpError("a threshold on the doubt about stopping", given, fix)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How exits and halting units are built and trained; fixed once trained."""
+
+    form: Form = "geometric"
+    level: Literal["auto", "row", "word"] = "auto"  # auto: words where each has an answer (tagging), else rows
+    oracle: Literal["correctness", "likelihood"] = "correctness"
+    penalty: float = 0.1  # λ: what a layer more must be worth
+    sigma: float = 0.0  # smoothing over neighbouring words; 0: none
+    training: Literal["aligned", "mixed"] = "aligned"
+    samples: int = 3  # mixed: exit sequences drawn for a batch
+    alpha: float = 1.0  # weight of the units' loss
+    detach: bool = False  # units do not pull on the model
+    together: bool = False  # units learn from the start, in one stage
+    pool: Pool = "meanmax"
+    weights: Literal["index", "uniform"] = "uniform"
+    head_lr: float = 2e-3
+
+    def __post_init__(self) -> None:
+        for name, fine, fix in (
+            ("penalty", self.penalty >= 0.0, "0 or more, e.g. 0.1"),
+            ("sigma", self.sigma >= 0.0, "0 or more, e.g. 1"),
+            ("samples", self.samples >= 1, "1 or more"),
+            ("alpha", self.alpha > 0.0, "a number above 0, e.g. 1"),
+            ("head_lr", 0.0 < self.head_lr < 1.0, "e.g. 0.002"),
+        ):
+            if not fine:
+                raise OfframpError("options of depth_adaptive", f"{name}={getattr(self, name)}", f"use {fix}")
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """An off-ramp after every layer, and the units of the form."""
+    task = network.task
+    if options.form == "threshold" and "distribution" not in task.provides:
+        given = "answers without probabilities"
+        raise OfframpError(f"confidence on the task {task.name!r}", given, "say --set form=geometric or multinomial")
+    if options.level == "word" and "words" not in task.provides:
+        given = "one answer for a whole row"
+        raise OfframpError(f"a depth for every word on the task {task.name!r}", given, "say --set level=row")
+    by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
+    units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
+    return nn.ModuleDict({"ramps": ramps(network, ExitOptions(pool=options.pool, ramp0=False)), "extra": units})
+
+
+class Policy(policy.Policy):
+    """A row, or a word, stops at the first exit where there is little doubt that it should."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.units, self.exits = _units(network), frozenset(network.ramps)
+        self.task, self.final, self.settings = network.task, network.encoder.final, settings
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        if layer not in self.exits or self.settings.threshold == 0.0:
+            return None
+        if not self.units.by_word:
+            return self._doubt(layer, s, None) < self.settings.threshold
+        words, left = s.packed.tokens["scored"], s.packed.tokens.get("left")
+        asked = words if left is None else words & (left < 0)
+        sure = torch.ones_like(words)
+        sure[asked] = self._doubt(layer, s, asked) < self.settings.threshold
+        s.settle(whole_words(sure[words], s.packed))
+        going = (s.packed.tokens["left"] < 0).float()
+        return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
+
+    def why(self, layer: int, s: State) -> str:
+        limit = self.settings.threshold if layer in self.exits else 0.0
+        if limit == 0.0:
+            return ""
+        if self.units.by_word:
+            words = s.packed.tokens["scored"]
+            return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
+        doubt = float(self._doubt(layer, s, None)[0])
+        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
+
+    def _doubt(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
+        """Doubt that each row, or each asked token, should stop here."""  # [rows or asked]
+        if self.units.form == "threshold":
+            if asked is not None:
+                return 1.0 - s.logits()[asked].float().softmax(-1).amax(-1)
+            return row_hesitation(self.task, s.logits(), s.whole() if s.heads.per_token else s.packed)
+        if self.units.form == "geometric":
+            return 1.0 - self._ask(layer, s, asked).float().sigmoid()
+        if layer == 1:
+            plan = self._ask(layer, s, asked).float().softmax(1)
+            if asked is None:
+                s.packed = s.packed.with_rows(plan=plan)
+            else:
+                filler = plan.new_zeros(s.packed.total, plan.shape[1])
+                s.packed = s.packed.with_tokens(plan=filler.masked_scatter(asked[:, None], plan))
+        plan = s.packed.rows["plan"] if asked is None else s.packed.tokens["plan"][asked]
+        if self.settings.argmax:
+            return (plan.argmax(1) >= layer).float()
+        return plan[:, layer:].sum(1)
+
+    def _ask(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
+        """What the unit after a layer says; counted."""  # [rows or asked, …]
+        packed = s.packed.with_states(self.final(s.packed.states))
+        seen, ones = packed.mean() if asked is None else packed.states[asked], torch.ones_like(packed.lengths)
+        if asked is not None:
+            ones = torch.bincount(packed.row_of_token[asked], minlength=packed.count).cpu()
+        s.log.append(Event("extra", layer, packed.rows["origin"], ones, ones))
+        return self.units.ask(layer, seen)
+
+
+@dataclass
+class Adaptive(Stage):
+    """Exits learn, and (where `halting`) the units with them."""
+
+    options: Options = field(kw_only=True)
+    halting: bool = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        named = self.network.named_parameters()
+        return [(name, p) for name, p in named if self.halting or not name.startswith("added.extra.")]
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        options, net, units = self.options, self.network, _units(self.network)
+        if not self.halting:
+            loss = self._exits(batch, None)
+        else:
+            seen, oracle = through(net, batch), Oracle(options.oracle, options.penalty, options.sigma)
+            loss = self._exits(batch, seen) + options.alpha * halting_loss(net, units, seen, oracle, options.detach)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+    def _exits(self, batch: Batch, seen: Pass | None) -> Tensor:
+        """The loss of the exits, aligned or mixed."""
+        options, net = self.options, self.network
+        if options.training == "mixed" and _units(net).by_word:
+            return mixed_words_loss(net, batch, options.samples)
+        seen = seen or through(net, batch)
+        if options.training == "mixed":
+            return mixed_rows_loss(net, seen, options.samples)
+        each = aligned_losses(net, seen)
+        return each @ each.new_tensor(exit_weights(list(range(1, net.depth + 1)), options.weights))
+
+
+def _units(network: Network) -> Halting:
+    return network.added["extra"]  # type: ignore[return-value]  # a ModuleDict
+
+
+def stages(network: Network, options: Options) -> list[Stage]:
+    """The exits, then the exits and the units that choose among them."""
+    lr, units = options.head_lr, options.form != "threshold"
+    first = [] if units and options.together else [Adaptive(network, "exits", lr, options=options, halting=False)]
+    second = [Adaptive(network, "exits and halting", lr, options=options, halting=True)] if units else []
+    return [*first, *second]

@@ -1,0 +1,198 @@
+"""A masked language model that answers after every layer, and how deep a word must go to be guessed (Liu et al. 2021).
+
+It stands beside the network that is trained, starts from the same checkpoint and uses that checkpoint's own head, one
+for all layers. A word is hidden whole; its loss after layer n is that of its pieces, its depth argmin of loss_n + λn
+(in print the sign of λ is wrong). Many words of a row are hidden at once, `spacing` words apart; `spacing=0` hides one
+at a time, a pass for every word, as the paper does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from offramp import backbones
+from offramp.backbones import Encoder, Head
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+from offramp.parts.oracles import best_exit
+from offramp.parts.quiet import quiet
+from offramp.parts.trace import Soft, trace
+from offramp.parts.words import Words, words_of
+
+AUTO = "AutoModelForMaskedLM"
+SHARE = 0.15  # of the words are hidden in training
+TOKENS = 4096  # computed at once when depths are estimated
+WAY_OUT = "say --set estimation=mi, or start from a checkpoint that can guess masked words"
+Note = Callable[[Tensor, Tensor, Tensor], None]  # rows, their lengths, how many of their tokens were asked for
+
+
+class MaskedModel(nn.Module):
+    """Holds the masked model while it is needed: empty at first, filled from a checkpoint or from a saved folder."""
+
+    mask_id: Tensor
+
+    def __init__(self, config: Any, stays: bool) -> None:
+        super().__init__()
+        self.config, self.stays = config, stays  # stays: needed at run time too
+        self.made_head = False  # the checkpoint had none
+        self.model: Any = None
+        self.register_buffer("mask_id", torch.tensor(-1))
+        self.register_state_dict_post_hook(_once)
+
+    def load(self, source: str | None) -> None:
+        """The checkpoint's masked model, its own head or a fresh one tied to the embeddings, and its mask token."""
+        safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+        asked = "a masked language model of the backbone"
+        if not source:
+            raise OfframpError(asked, "a model that was not read from a checkpoint", WAY_OUT)
+        try:
+            with quiet():
+                auto, words = transformers.AutoModelForMaskedLM, transformers.AutoTokenizer
+                model, report = auto.from_pretrained(source, output_loading_info=True, **safe)
+                mask = words.from_pretrained(source, trust_remote_code=False).mask_token_id
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise OfframpError(asked, f"{source!r}: {str(error).strip().splitlines()[0]}", WAY_OUT) from error
+        if mask is None:
+            raise OfframpError(asked, f"{source!r}, whose tokenizer has no mask token", WAY_OUT)
+        self.made_head = bool(report["missing_keys"])
+        if self.made_head:
+            warnings.warn(f"{source} has no masked-language head: one tied to its embeddings is added", stacklevel=3)
+        self.model, self.mask_id = model, torch.tensor(mask)
+
+    def clear(self) -> None:
+        """Forget the model."""
+        self.model = None
+
+    @property
+    def encoder(self) -> Encoder:
+        """Its backbone."""
+        assert self.model is not None, "filled by stages() or by loading"
+        return backbones.encoder(self.model)
+
+    @property
+    def head(self) -> Head:
+        """The classifier that all layers share."""
+        assert self.model is not None, "filled by stages() or by loading"
+        return backbones.head(self.model, AUTO)
+
+    def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
+        if any(name.startswith(f"{prefix}model.") for name in state_dict):
+            self.model = getattr(transformers, AUTO).from_config(self.config)
+            first: dict[int, str] = {}
+            for name, tensor in self.model.state_dict().items():  # tied tensors are saved once
+                twin = f"{prefix}model.{first.setdefault(tensor.data_ptr(), name)}"
+                if twin in state_dict:
+                    state_dict.setdefault(f"{prefix}model.{name}", state_dict[twin])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _once(module: nn.Module, state: MutableMapping[str, Any], prefix: str, _: Any) -> None:
+    """Tensors that share memory are saved under their first name only."""
+    seen: set[int] = set()
+    for name in [name for name in state if name.startswith(f"{prefix}model.")]:
+        if state[name].data_ptr() in seen:
+            del state[name]
+        else:
+            seen.add(state[name].data_ptr())
+
+
+def layer_losses(model: MaskedModel, packed: Packed, hidden: Tensor, targets: Tensor, layers: int) -> Tensor:
+    """The loss of every hidden token after every layer: token indices [hidden] → [layers, hidden]."""
+    encoder, head = model.encoder, model.head
+    made = trace(encoder, packed, Soft(skip=lambda layer: layer > layers))
+    count, losses = torch.tensor([len(hidden)]), []
+    for layer in range(1, layers + 1):
+        states = encoder.final(made.states[layer].index_select(0, hidden))
+        logits = head.apply(Packed(states, count)).float()
+        losses.append(F.cross_entropy(logits, targets, reduction="none"))
+    return torch.stack(losses)
+
+
+def training_loss(model: MaskedModel, packed: Packed, layers: int) -> Tensor:
+    """Words hidden at random, guessed after every layer, all layers alike. Of ten hidden words eight become the mask,
+    one other tokens of the batch, one stays."""
+    words, ids = words_of(packed), packed.tokens["id"]
+    draw = torch.rand(len(words.key) + 1, device=ids.device)
+    if len(words.key) and not bool((draw[:-1] < SHARE).any()):
+        draw[draw[:-1].argmin()] = 0.0
+    draw[-1] = 1.0  # what special tokens read
+    fate = draw[words.of_token]
+    hidden = (fate < SHARE).nonzero().squeeze(1)
+    other = ids[torch.randint(len(ids), (len(ids),), device=ids.device)]
+    corrupt = torch.where(fate < 0.9 * SHARE, other, ids)
+    corrupt = torch.where(fate < 0.8 * SHARE, model.mask_id.to(ids.device), corrupt)
+    losses = layer_losses(model, packed.with_tokens(id=corrupt), hidden, ids[hidden], layers)
+    return losses.sum() / max(1, losses.numel())
+
+
+class Passes(NamedTuple):
+    """How words are hidden."""
+
+    layers: int  # guessed after 1…layers
+    spacing: int  # words from one mask to the next; 0: one mask a pass
+
+
+@torch.no_grad()
+def estimate(model: MaskedModel, packed: Packed, passes: Passes, penalties: Tensor, note: Note | None = None) -> Tensor:
+    """The depth of every word of the batch at every λ: [words, penalties], whole numbers 1…layers."""
+    words = words_of(packed)
+    per_row = torch.bincount(words.row, minlength=packed.count)
+    layers, spacing = passes
+    turns = per_row if spacing == 0 else per_row.clamp(max=spacing)
+    row = torch.repeat_interleave(torch.arange(packed.count, device=per_row.device), turns)
+    turn = torch.arange(len(row), device=row.device) - (turns.cumsum(0) - turns)[row]
+    begin, made = per_row.cumsum(0) - per_row, torch.ones(len(words.key), len(penalties), device=row.device)
+    for chunk in _chunks(packed.lengths[row.cpu()]):
+        some = take_rows(packed, row[chunk].cpu())
+        mine = words_of(some)
+        place = _place_in_row(mine, some.count)
+        chosen = place == turn[chunk][mine.row] if spacing == 0 else place % spacing == turn[chunk][mine.row]
+        losses = _word_losses(model, some, mine, chosen, layers)
+        where = begin[row[chunk]][mine.row[chosen]] + place[chosen]
+        made[where] = torch.stack([best_exit(-losses, float(p)) + 1.0 for p in penalties], dim=1)
+        if note:
+            asked = torch.bincount(mine.row[chosen], weights=mine.size[chosen].double(), minlength=some.count)
+            note(row[chunk], some.lengths, asked.cpu())
+    return made
+
+
+def _word_losses(model: MaskedModel, some: Packed, words: Words, chosen: Tensor, layers: int) -> Tensor:
+    """The mean loss of each chosen word's pieces after every layer."""  # [layers, chosen]
+    ids = some.tokens["id"]
+    is_hidden = torch.cat((chosen, chosen.new_zeros(1)))[words.of_token]
+    hidden = is_hidden.nonzero().squeeze(1)
+    masked = torch.where(is_hidden, model.mask_id.to(ids.device), ids)
+    losses = layer_losses(model, some.with_tokens(id=masked), hidden, ids[hidden], layers)
+    number = chosen.long().cumsum(0) - 1
+    total = losses.new_zeros(layers, int(chosen.sum())).index_add(1, number[words.of_token[hidden]], losses)
+    return total / words.size[chosen]
+
+
+def _place_in_row(words: Words, rows: int) -> Tensor:
+    """Each word's number within its row."""
+    per_row = torch.bincount(words.row, minlength=rows)
+    return torch.arange(len(words.row), device=words.row.device) - (per_row.cumsum(0) - per_row)[words.row]
+
+
+def _chunks(lengths: Tensor) -> list[Tensor]:
+    """Passes of similar length together, about TOKENS tokens at once."""
+    order = lengths.argsort(stable=True)
+    number = (lengths[order].cumsum(0) - 1) // max(TOKENS, int(lengths.max()) if len(lengths) else 1)
+    return list(order.split(torch.unique_consecutive(number, return_counts=True)[1].tolist()))
+
+
+def take_rows(packed: Packed, rows: Tensor) -> Packed:
+    """These rows, in this order, as often as they are named; token columns only."""
+    lengths = packed.lengths[rows]
+    start = torch.repeat_interleave(packed.starts[rows] - (lengths.cumsum(0) - lengths), lengths)
+    index = (start + torch.arange(len(start))).to(packed.device)
+    tokens = {name: column.index_select(0, index) for name, column in packed.tokens.items()}
+    return Packed(torch.empty(0), lengths, {}, tokens)

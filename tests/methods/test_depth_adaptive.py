@@ -1,0 +1,222 @@
+"""Halting units: every form stops where its rule says, batches change nothing, oracles teach, training reaches all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import offramp
+from offramp import engines, methods, tasks
+from offramp.core import cost
+from offramp.core.loop import Result, State, run
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+from offramp.methods.depth_adaptive import Options, Policy, Settings
+from offramp.model import folder
+from offramp.parts.batch import Batch, Data, batch, packed_rows
+from offramp.parts.halting import Oracle, Pass, halting_loss, right_exits, through
+from offramp.parts.network import Network
+from offramp.parts.trace import Trace, trace
+from offramp.text.tokenise import Encoded
+from offramp.training.schedule import Schedule
+from tests import runs, tiny
+
+LENGTHS = [9, 3, 17, 5]
+ROWS = [{"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
+        for i, n in enumerate(LENGTHS)]  # fmt: skip
+FORMS = ["multinomial", "geometric", "threshold"]
+
+
+def made(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
+    spec = tasks.get(task).from_rows(ROWS, "rows")
+    torch.manual_seed(0)
+    model = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs)
+    net = folder.assemble(model, spec, methods.get("depth_adaptive"), Options(**options))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.startswith("added.extra.") and name.endswith("weight"):
+                parameter.mul_(3.0)  # so that rows differ in what their units say
+    net.eval()
+    words = [
+        [-1, *(place // 2 for place in range(n - 1))] for n in LENGTHS
+    ]  # a special token, then words of two pieces
+    ids = tiny.rows(LENGTHS)
+    return net, Data(ROWS, [Encoded(ids[i], [0] * n, i, words[i], [], 0) for i, n in enumerate(LENGTHS)])
+
+
+@torch.no_grad()
+def answer(net: Network, packed: Packed, settings: Settings) -> Result:
+    return run(engines.make("torch", net.encoder), net, Policy(net, settings), packed)
+
+
+def pooled(net: Network, packed: Packed, layer: int) -> Tensor:
+    return trace(net.encoder, packed).at(layer).mean()
+
+
+@torch.no_grad()
+def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> None:
+    net, data = made(form="multinomial")
+    packed = packed_rows(net.task, data.encoded)
+    q = net.added["extra"]["1"](pooled(net, packed, 1)).softmax(1)  # type: ignore[index]  # a ModuleDict
+    result = answer(net, packed, Settings(0.5, argmax=True))
+    assert result.exit_layer.tolist() == (q.argmax(1) + 1).tolist()
+    assert len(set(result.exit_layer.tolist())) > 1
+    assert sum(e.what == "extra" for e in result.log) == 1
+    by_share = answer(net, packed, Settings(0.5))
+    assert by_share.exit_layer.tolist() == [next(n for n in (1, 2, 3) if row[n:].sum() < 0.5) for row in q]
+
+
+@torch.no_grad()
+def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
+    net, data = made(form="geometric")
+    packed = packed_rows(net.task, data.encoded)
+    chi = torch.stack([net.added["extra"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
+    limit = float(chi[:, 0].median()) + 1e-4
+    result = answer(net, packed, Settings(1 - limit))
+    assert result.exit_layer.tolist() == [next((n for n in (1, 2) if row[n - 1] > limit), 3) for row in chi]
+    assert len(set(result.exit_layer.tolist())) > 1
+
+
+@torch.no_grad()
+def test_the_threshold_form_trusts_the_exits_own_confidence() -> None:
+    net, data = made(form="threshold")
+    packed = packed_rows(net.task, data.encoded)
+    states = trace(net.encoder, packed)
+    sure = torch.stack([net(n, states.at(n)).softmax(1).amax(1) for n in (1, 2)], 1)  # [rows, exits]
+    limit = float(1 - sure.median())
+    wanted = [next((n for n in (1, 2) if 1 - row[n - 1] < limit), 3) for row in sure]
+    assert answer(net, packed, Settings(limit)).exit_layer.tolist() == wanted
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("task", "level"), [("classification", "row"), ("tagging", "word"), ("tagging", "row")])
+def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str) -> None:
+    net, data = made(task, form=form, level=level)
+    for settings in (Settings(0.7), Settings(0.4), Settings(0.5, argmax=True)):
+        together = answer(net, packed_rows(net.task, data.encoded), settings)
+        parts = together.logits.split(LENGTHS) if net.per_token else list(together.logits)
+        spent = cost.macs(together.log, net, len(LENGTHS))
+        for row, item in enumerate(data.encoded):
+            alone = answer(net, packed_rows(net.task, [item]), settings)
+            assert alone.exit_layer.item() == together.exit_layer[row].item()
+            assert torch.allclose(alone.logits.reshape(parts[row].shape), parts[row], atol=1e-5)
+            assert cost.macs(alone.log, net, 1).item() == pytest.approx(spent[row].item())
+
+
+def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
+    net, data = made("tagging", form="multinomial")
+    packed = packed_rows(net.task, data.encoded)
+    result = answer(net, packed, Settings(0.5, argmax=True))
+    with torch.no_grad():
+        q = net.added["extra"]["1"](trace(net.encoder, packed).at(1).states)  # type: ignore[index]
+    exits = q.argmax(1) + 1  # of tokens; only first pieces are asked
+    for row, (start, length) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
+        words = [int(exits[start + place]) for place in range(1, length, 2)]  # first pieces
+        tokens = [words[place // 2] for place in range(length - 1)]
+        assert result.exit_layer[row].item() == pytest.approx((max(words) + sum(tokens)) / length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "penalty", "sigma", "wanted"),
+    [
+        ("correctness", 0.1, 0.0, [1, 0, 2]),
+        ("likelihood", 0.0, 0.0, [2, 1, 2]),
+        ("likelihood", 1.0, 0.0, [1, 0, 2]),
+        ("correctness", 0.1, 1.0, [1, 2, 2]),  # the second word now waits for both its neighbours
+    ],
+)
+def test_oracles_of_words_by_hand(kind: Any, penalty: float, sigma: float, wanted: list[int]) -> None:
+    net, _ = made("tagging")
+    packed = packed_rows(net.task, [Encoded([5, 6, 7], [0] * 3, 0, [0, 1, 2], [], 0)])
+    logits = [  # three tags, the first is right for words 0 and 1, the second for word 2
+        torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0], [3.0, 0.0, 0.0]]),
+        torch.tensor([[2.0, 0.0, 0.0], [1.5, 0.0, 0.0], [1.0, 0.0, 0.0]]),
+        torch.tensor([[2.1, 0.0, 0.0], [1.2, 0.0, 0.0], [0.0, 4.0, 0.0]]),
+    ]
+    some = Batch(packed, torch.tensor([0, 0, 1]), [0])
+    seen = Pass(some, Trace(packed, []), logits)
+    assert right_exits(net, seen, Oracle(kind, penalty, sigma), by_word=True).tolist() == wanted
+
+
+def test_oracles_of_rows_by_hand() -> None:
+    net, data = made()
+    some = Batch(packed_rows(net.task, data.encoded[:2]), torch.tensor([0, 2]), [0, 1])
+    logits = [torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 9.0]])]
+    seen = Pass(some, Trace(some.packed, []), logits)
+    assert right_exits(net, seen, Oracle("correctness", 0.1, 0.0), by_word=False).tolist() == [1, 0]
+    assert right_exits(net, seen, Oracle("likelihood", 0.1, 0.0), by_word=False).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("training", ["aligned", "mixed"])
+@pytest.mark.parametrize(("form", "task"), [("multinomial", "tagging"), ("geometric", "tagging"),
+                                            ("multinomial", "classification"), ("threshold", "tagging")])  # fmt: skip
+def test_gradients_reach_everything_declared(training: str, form: str, task: str) -> None:
+    options = {"form": form, "training": training, "samples": 4}
+    net, data = made(task, **options)
+    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    stages = methods.get("depth_adaptive").stages(net, Options(**options))  # type: ignore[arg-type]
+    assert len(stages) == (1 if form == "threshold" else 2)
+    for stage in stages:
+        net.added.zero_grad()
+        net.hf.zero_grad()
+        torch.manual_seed(0)
+        for _ in range(3):
+            stage.step(some, lambda loss: loss.backward())
+        reached = {name for name, p in net.named_parameters() if p.grad is not None}
+        assert {name for name, _ in stage.trainable()} - reached <= {"model.bert.pooler.dense.weight"}
+        assert stage is stages[-1] or not any(name.startswith("added.extra.") for name in reached)
+
+
+def test_detached_units_do_not_pull_on_the_model() -> None:
+    grads = []
+    for detach in (True, False):
+        net, data = made(form="geometric")
+        seen = through(net, batch(net.task, data, range(len(LENGTHS)), seed=0))
+        oracle = Oracle("likelihood", 0.1, 0.0)
+        halting_loss(net, net.added["extra"], seen, oracle, detach).backward()  # type: ignore[arg-type]
+        grads.append([p.grad is not None for name, p in net.named_parameters() if "encoder.layer.0" in name])
+    assert not any(grads[0]) and all(grads[1])
+
+
+class Asking(Policy):
+    """Notes the reasons."""
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        done = super().leave(layer, s)
+        self.said = [*getattr(self, "said", []), self.why(layer, s)]
+        return done
+
+
+@torch.no_grad()
+def test_reasons_are_given_in_words() -> None:
+    for task, wanted in (("classification", "doubt"), ("tagging", "words go on")):
+        net, data = made(task)
+        asking = Asking(net, Settings(0.01))
+        run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
+        assert asking.said[0] == "" and wanted in asking.said[1]
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+def test_it_trains_and_calibrates(base: str, tmp_path: Path, kind: str) -> None:
+    quick = Schedule(epochs=1, batch_size=8, lr=0.005)
+    run_folder = runs.train(base, tmp_path, "depth_adaptive", kind, schedule=quick, options={"form": "multinomial"})
+    log = folder.read_recipe(run_folder)["log"]
+    assert [entry["stage"] for entry in log] == ["exits", "exits and halting"]
+    model = offramp.load(run_folder)
+    assert model.points is not None and model.points.points[0].mac_share < 0.99
+
+
+def test_what_cannot_be_is_refused_with_the_way_out() -> None:
+    spec = tasks.get("regression").from_rows([{"text": "a", "label": y} for y in (0.5, 1.5)], "rows")
+    with pytest.raises(OfframpError, match="form=geometric"):
+        folder.assemble(tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), Options("threshold"))
+    with pytest.raises(OfframpError, match="level=row"):
+        made(level="word")
+    with pytest.raises(OfframpError, match="sigma=-1"):
+        Options(sigma=-1.0)
+    with pytest.raises(OfframpError, match="threshold=2"):
+        Settings(2.0)
