@@ -23,7 +23,7 @@ from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
 from offramp.parts.batch import Data
 from offramp.parts.criteria import token_doubt
-from offramp.parts.exits import DoubtPolicy
+from offramp.parts.exits import Doubting
 from offramp.parts.network import Network
 from offramp.parts.space import Integer, Threshold
 
@@ -49,6 +49,10 @@ class Subject:
         if recording is not None:
             return replay(self.network, recording, policy)
         return run_encoded(self.network, engines.make("torch", self.network.encoder), policy, self.data.encoded)
+
+    def record(self) -> Recording:
+        """What every exit says at the loosest setting."""
+        return record(self.network, self.data, policy=self.method.policy(self.network, self.method.settings()))
 
 
 def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
@@ -81,7 +85,7 @@ def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
 def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
     """The doubt of every row at every off-ramp."""  # [ramps, rows]
     policy = method.policy(network, methods.configure(method.settings, settings, method.name))
-    assert isinstance(policy, DoubtPolicy), f"{method.name} has thresholds that replay, so its policy measures doubt"
+    assert isinstance(policy, Doubting), f"{method.name} has thresholds that replay, so its policy measures doubt"
     with torch.inference_mode():
         seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
     return np.asarray(torch.stack(seen).double().numpy())
@@ -111,7 +115,7 @@ def _half(subject: Subject) -> Subject:
 def per_exit(subject: Subject, limit: int = POINTS) -> list[Settings]:
     """Settings with a threshold and a temperature for each off-ramp, spread evenly over the front in cost."""
     network, method = subject.network, subject.method
-    recording = record(network, subject.data)
+    recording = subject.record()
     heat = fit_temperatures(network, recording, subject.data)
     doubts = _doubts(network, method, {"temperatures": heat}, recording)
     known = table(network, recording, subject.data, doubts)
@@ -135,10 +139,10 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     space = method.space
-    recording = record(network, data)
+    recording = subject.record()
     point = _pointer(subject, recording if method.replays else None)
     settings = candidates(network, method, recording)
-    if isinstance(space, Threshold) and method.replays:
+    if isinstance(space, Threshold) and method.replays and space.each:
         settings += per_exit(_half(subject))
     tried = [point(one) for one in settings]
     return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
