@@ -32,8 +32,8 @@ from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
-from offramp.parts.exits import Doubting, ramps
-from offramp.parts.heads import Pool, SharedRamp, pooled
+from offramp.parts.exits import Doubting
+from offramp.parts.heads import OffRamp, Pool, SharedRamp, pooled
 from offramp.parts.losses import exit_loss
 from offramp.parts.network import Network
 from offramp.parts.regimes import Joint
@@ -124,8 +124,9 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
         str(layer): SharedRamp(network.last.apply, network.last.cost) for layer in range(options.prefix, network.depth)
     }
     if options.head != "own" and not network.per_token:
-        own = ramps(network, options.head)
-        exits.update({layer: own[layer] for layer in exits if int(layer) > options.prefix})
+        hidden, outputs = network.encoder.hidden, network.task.outputs
+        later = [layer for layer in exits if int(layer) > options.prefix]
+        exits.update({layer: OffRamp(hidden, outputs, options.head) for layer in later})
     return nn.ModuleDict({"ramps": nn.ModuleDict(exits), "doubt": StructurePredictor(network, options)})
 
 
