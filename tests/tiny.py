@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers
 
+import offramp.backbones  # noqa: F401  # makes our own family known to transformers
+
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -17,6 +19,7 @@ SHAPE = {
     "pad_token_id": 0,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
+    "alberta": {"embedding_size": 16, "num_hidden_groups": 2, "num_hidden_layers": 4, "relative_reach": 5},
     "bert": {},
     "roberta": {"pad_token_id": 1},
     "xlm-roberta": {"pad_token_id": 1},

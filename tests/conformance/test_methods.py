@@ -20,8 +20,9 @@ from offramp.methods import Method
 from offramp.model.folder import assemble
 from offramp.parts.batch import Data, batch, packed_rows
 from offramp.parts.network import Network
+from offramp.parts.regimes import Joint
 from offramp.parts.stage import Stage
-from offramp.parts.trace import trace
+from offramp.parts.trace import Soft, trace
 from offramp.text.tokenise import Encoded
 from tests import tiny
 
@@ -59,8 +60,15 @@ def options_of(method: Method) -> Any:
 
 def settings_from_tight_to_loose(method: Method, net: Network, data: Data) -> list[Any]:
     """A few settings that really differ in what they do, the loosest last."""
-    tried = [methods.configure(method.settings, s, method.name) for s in candidates(net, method, record(net, data))]
+    recording = record(net, data, policy=method.policy(net, method.settings()))
+    tried = [methods.configure(method.settings, s, method.name) for s in candidates(net, method, recording)]
     return [*tried[:: max(1, len(tried) // 5)], method.settings()]
+
+
+def training_path(method: Method, net: Network) -> Soft:
+    """What the method's last stage changes in the pass over the layers."""
+    last = method.stages(net, options_of(method))[-1]
+    return last.soft if isinstance(last, Joint) else Soft()
 
 
 def answer(method: Method, net: Network, settings: Any, encoded: list[Encoded], engine: str = "torch") -> Result:
@@ -87,7 +95,7 @@ def test_loosest_setting_is_the_full_model(name: str, backbone: str, task: str) 
     packed = packed_rows(net.task, data.encoded)
     last = net.depth if method.hf_equal else int(result.exit_layer[0])
     with torch.no_grad():
-        soft = net(last, trace(net.encoder, packed).at(last))
+        soft = net(last, trace(net.encoder, packed, training_path(method, net)).at(last))
     assert torch.allclose(result.logits, soft, atol=1e-5)  # the run-time path is the training path in the limit
     assert result.exit_layer.tolist() == [last] * len(LENGTHS)
     if method.hf_equal:

@@ -121,3 +121,7 @@ def head(model: PreTrainedModel, auto_class: str) -> Head:
             "pick another task or backbone, or add the head to the backbone file",
         )
     return made
+
+
+for _family in names():  # a family of our own makes itself known to transformers when its file is imported
+    import_module(f"{__name__}.{_family}")

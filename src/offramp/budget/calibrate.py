@@ -26,7 +26,7 @@ from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
 from offramp.parts.batch import Data
 from offramp.parts.criteria import token_doubt
-from offramp.parts.exits import DoubtPolicy
+from offramp.parts.exits import Doubting
 from offramp.parts.network import Network
 from offramp.parts.space import Integer, Threshold
 
@@ -56,6 +56,10 @@ class Subject:
     def predictions(self, outcome: Outcome) -> list[dict[str, Any]]:
         """Answers to the rows."""
         return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
+
+    def record(self) -> Recording:
+        """What every exit says at the loosest setting."""
+        return record(self.network, self.data, policy=self.method.policy(self.network, self.method.settings()))
 
 
 def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
@@ -88,7 +92,7 @@ def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
 def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
     """The doubt of every row at every off-ramp."""  # [ramps, rows]
     policy = method.policy(network, methods.configure(method.settings, settings, method.name))
-    assert isinstance(policy, DoubtPolicy), f"{method.name} has thresholds that replay, so its policy measures doubt"
+    assert isinstance(policy, Doubting), f"{method.name} has thresholds that replay, so its policy measures doubt"
     with torch.inference_mode():
         seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
     return np.asarray(torch.stack(seen).double().numpy())
@@ -131,10 +135,11 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
-    recording = record(network, data)
+    recording = subject.record()
     point = pointer(subject, recording if method.replays else None)
     tried = dependable([point(one) for one in candidates(network, method, recording)], task.higher_is_better)
-    if isinstance(method.space, Threshold) and method.replays and len(data.rows) >= FEW and tried:
+    each = isinstance(method.space, Threshold) and method.replays and method.space.each
+    if each and len(data.rows) >= FEW and tried:
         tried += earned(subject, recording, tried, search_exits, point)
     found = Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
     return replace(found, warnings=complaints(network, recording, tried, found))

@@ -13,7 +13,7 @@ import numpy as np
 from offramp import methods
 from offramp.budget import risk as risks
 from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, search_exits
-from offramp.budget.record import Recording, record
+from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
@@ -73,10 +73,10 @@ def _warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk:
 def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
     find, test = risks.halves(len(rows), seed=0)
-    network, method = predictor.network, predictor.model.method
+    method = predictor.model.method
     first = _subject(predictor, [rows[i] for i in find])
     second = _subject(predictor, [rows[i] for i in test])
-    tapes = [record(network, subject.data) if method.replays else None for subject in (first, second)]
+    tapes = [subject.record() if method.replays else None for subject in (first, second)]
     ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
 
     def measured(settings: Settings) -> tuple[Losses, float]:
@@ -95,9 +95,10 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 
 
 def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
-    tape = tape or record(subject.network, subject.data)
+    tape = tape or subject.record()
     found = candidates(subject.network, subject.method, tape)
-    per_ramp = isinstance(subject.method.space, Threshold) and subject.method.replays
+    space = subject.method.space
+    per_ramp = isinstance(space, Threshold) and subject.method.replays and space.each
     return found + ([settings for _, settings in search_exits(subject, tape)] if per_ramp else [])
 
 

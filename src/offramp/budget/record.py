@@ -17,7 +17,7 @@ from offramp import engines
 from offramp.core.attention import Layout, Scores
 from offramp.core.loop import Engine, State
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Both, Policy
 from offramp.model.runner import Outcome, run_encoded, run_packed
 from offramp.parts.batch import Data, packed_rows
 from offramp.parts.network import Network
@@ -28,7 +28,7 @@ class Recording:
     """What every exit says about every row, in the order of the encoded rows."""
 
     logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
-    unsure: dict[int, Tensor]  # layer → [rows], where a method has a learned unit
+    unsure: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned unit
     packed: Packed  # all rows together, no states
 
     def keep(self, rows: Tensor, per_token: bool) -> Recording:
@@ -57,12 +57,14 @@ class _Recorder(Policy):
         return None
 
 
-def record(network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None) -> Recording:
-    """One full pass over the rows, every exit evaluated."""
+def record(
+    network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
+) -> Recording:
+    """One full pass over the rows, every exit evaluated; `policy` is the method's at its loosest setting."""
     engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
     ordered, recorder = [data.encoded[i] for i in order], _Recorder(network)
-    outcome = run_encoded(network, engine, recorder, ordered, batch_size)
+    outcome = run_encoded(network, engine, Both(policy, recorder) if policy else recorder, ordered, batch_size)
     recorder.logits[network.depth] = [torch.from_numpy(np.atleast_2d(part)) for part in outcome.logits]
     back = torch.tensor(np.argsort(order))
     sizes = [len(e.ids) for e in ordered] if network.per_token else [1] * len(ordered)

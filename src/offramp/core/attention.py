@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from offramp.core.relative import distance_scores, with_mask
+
 Ints = NDArray[np.int64]
 
 
@@ -160,6 +162,7 @@ class Plan:
     window: int | None = None  # tokens further apart than this do not see each other
     scores: bool = False
     key_bias: Tensor | None = None  # [keys], added to the logits of each key (soft removal)
+    relative: Tensor | None = None  # [distances, head width], vectors of distances (core/relative.py)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan) -> tuple[Tensor, Scores | None]:
@@ -172,6 +175,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan)
         qb = _heads(q[bucket.query_span], bucket.rows, plan.heads)
         kb, vb = (_heads(x[bucket.key_span], bucket.rows, plan.heads) for x in (k, v))
         mask = _mask(bucket, windows[i] if windows else None, bias)
+        if plan.relative is not None:
+            mask = with_mask(distance_scores((qb, kb), plan.relative, _places(where, bucket)), mask)
         if plan.scores:
             out, mean = _scored((qb, kb, vb), mask, bucket, plan.dropout)
             column, diagonal = mean.sum(1).reshape(-1), _diagonal(mean, where, bucket).reshape(-1)
@@ -204,15 +209,19 @@ def _mask(bucket: Bucket, window: Tensor | None, bias: Tensor | None) -> Tensor 
     return soft if mask is None else soft.masked_fill(~mask, float("-inf"))
 
 
+def _places(where: Layout, bucket: Bucket) -> tuple[Tensor, Tensor]:
+    """Original positions in one rectangle: of its queries and of its keys."""  # [rows, queries], [rows, keys]
+    q, k = pad(where.query_position, where.query), pad(where.key_position, where.key)
+    return q[bucket.query_span].view(bucket.rows, -1), k[bucket.key_span].view(bucket.rows, -1)
+
+
 def _scored(
     block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bucket: Bucket, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """Attention written out: the mixture, and the weights averaged over heads (filler queries give nothing)."""
     q, k, v = block
     logits = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-    if mask is not None:
-        logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
-    weights = logits.softmax(-1)  # [rows, heads, queries, keys]
+    weights = with_mask(logits, mask).softmax(-1)  # [rows, heads, queries, keys]
     mean = weights.mean(1)
     if bucket.query_real is not None:
         mean = mean.masked_fill(~bucket.query_real[:, :, None], 0.0)  # filler may see nothing and be NaN
@@ -223,9 +232,8 @@ def _diagonal(mean: Tensor, where: Layout, bucket: Bucket) -> Tensor:
     """What each key got from itself as a query; a token that is no query gave itself nothing."""  # [rows, keys]
     if where.same:
         return mean.diagonal(dim1=1, dim2=2)
-    q = pad(where.query_position, where.query)[bucket.query_span].view(bucket.rows, -1, 1)
-    k = pad(where.key_position, where.key)[bucket.key_span].view(bucket.rows, 1, -1)
-    return (mean * (q == k)).sum(1)
+    q, k = _places(where, bucket)
+    return (mean * (q[:, :, None] == k[:, None, :])).sum(1)
 
 
 def _windows(where: Layout, window: int) -> list[Tensor]:
@@ -236,5 +244,3 @@ def _windows(where: Layout, window: int) -> list[Tensor]:
             for b in where.buckets
         ]
     return where.windows[window]
-
-

@@ -50,7 +50,7 @@ class Heads(Protocol):
         """Logits per row or per token."""
 
     def unsure(self, layer: int, packed: Packed) -> Tensor:
-        """How unsure a learned unit is of each row's answer, 0…1."""
+        """How unsure a learned unit is of each row's answer, or of each layer above being needed, 0…1."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class State:
         return self._logits
 
     def unsure(self) -> Tensor:
-        """How unsure the method's learned unit is of each row after the current layer; counted."""  # [rows]
+        """What the method's learned unit says of each row after the current layer; counted."""  # [rows, …]
         packed = self.packed
         self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
         return self.heads.unsure(self.layer, packed)
@@ -160,8 +160,9 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
 
 def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
     packed, gate = s.packed, s.packed.tokens.get("gate")
-    if gate is None:
+    if gate is None or bool((gate > 0).all()):
         states, scores = engine.attend(layer, packed.states, packed.states, packed.layout, wants)
+        states = states if gate is None else _scaled(packed.states, states, gate)
         counts = packed.lengths
     elif not bool((gate > 0).any()):
         counts, states, nothing = torch.zeros_like(packed.lengths), packed.states, torch.zeros(packed.total)
@@ -182,8 +183,9 @@ def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
 
 def _feed(engine: Engine, layer: int, s: State) -> None:
     packed, gate = s.packed, s.packed.tokens.get("gate")
-    if gate is None:
-        s.packed = packed.with_states(engine.feed(layer, packed.states))
+    if gate is None or bool((gate > 0).all()):
+        states = engine.feed(layer, packed.states)
+        s.packed = packed.with_states(states if gate is None else _scaled(packed.states, states, gate))
         counts = packed.lengths
     else:
         live = gate > 0

@@ -128,7 +128,7 @@ class Packed:
         return self._take(index, self.lengths[keep], rows)
 
     def _take(self, index: Tensor, lengths: Tensor, rows: Mapping[str, Tensor]) -> Packed:
-        states = self.states.index_select(0, index) if self.states.numel() else self.states
+        states = self.states.index_select(0, index) if self.states.dim() > 1 else self.states  # none yet
         tokens = {name: column.index_select(0, index) for name, column in self.tokens.items()}
         return Packed(states, lengths, rows, tokens)
 

@@ -116,6 +116,25 @@ def assemble(
     return net
 
 
+def carry_over(net: Network, method: Method, source: str) -> None:
+    """What an earlier run of the same method, now a pretrained model, learned besides answering: a predictor of depths
+    that was pretrained with its backbone goes on learning. Off-ramps belong to a task and start fresh."""
+    path = Path(source)
+    if not is_run(path) or about(path)["method"] != method.name:
+        return
+    own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith("ramps.")}
+    try:
+        stored = load_file(path / "offramp.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise _no_added(path, error) from error
+    net.added.load_state_dict({name: t for name, t in stored.items() if own.get(name) == t.shape}, strict=False)
+
+
+def _no_added(path: Path, error: Exception) -> OfframpError:
+    given = f"a damaged or foreign offramp.safetensors ({_first_line(error)})"
+    return OfframpError(f"the added modules of {path}", given, "restore it or train again")
+
+
 def save(folder: Path, model: Loaded) -> None:
     """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,8 +228,7 @@ def load(folder: str | Path) -> Loaded:
     try:
         net.added.load_state_dict(load_file(path / "offramp.safetensors"))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        given = f"a damaged or foreign offramp.safetensors ({_first_line(error)})"
-        raise OfframpError(f"the added modules of {folder}", given, "restore it or train again") from error
+        raise _no_added(path, error) from error
     method.prepare(net, options)
     net.eval()
     return Loaded(net, tokenizer, method, options, longest, base_model, path)

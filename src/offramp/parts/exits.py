@@ -73,7 +73,15 @@ class EntropySettings(DoubtSettings):
     unit: ClassVar[str] = "an entropy threshold in nats"
 
 
-class DoubtPolicy(Policy):
+class Doubting(Policy):
+    """Rows leave where doubt is small: what calibration needs to know to choose thresholds."""
+
+    def doubt(self, layer: int, s: State) -> Tensor:
+        """How little the answer after this layer can be trusted."""  # [rows]
+        raise NotImplementedError
+
+
+class DoubtPolicy(Doubting):
     """A row leaves at the first off-ramp whose answer leaves little doubt. Subclasses say what doubt is."""
 
     def __init__(self, network: Network, settings: DoubtSettings) -> None:

@@ -20,6 +20,13 @@ from offramp.core.packed import Packed
 Pool = Literal["first", "mean", "meanmax"]
 
 
+def pooled(packed: Packed, pool: Pool) -> Tensor:
+    """What stands for each row."""  # [rows, hidden], twice as wide for meanmax
+    if pool == "first":
+        return packed.first()
+    return packed.mean() if pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
+
+
 class OffRamp(nn.Module):
     """Pool (rows) or not (tokens), normalise, drop out, project."""
 
@@ -38,10 +45,9 @@ class OffRamp(nn.Module):
         """What the head looks at, before the projection."""  # [rows or tokens, wide]
         if self.pool is None:
             seen = packed.states
-        elif self.dense is not None:
-            seen = torch.tanh(self.dense(packed.first()))
         else:
-            seen = packed.mean() if self.pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
+            seen = pooled(packed, self.pool)
+            seen = seen if self.dense is None else torch.tanh(self.dense(seen))
         normed: Tensor = self.norm(seen)
         return normed
 

@@ -82,7 +82,7 @@ class Network:
         return replace(self, encoder=replace(self.encoder, layers=layers))
 
     def unsure(self, layer: int, packed: Packed) -> Tensor:
-        """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""
+        """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""  # [rows, …]
         packed = packed.with_states(self.encoder.final(packed.states))
         said: Tensor = self.added["doubt"](layer, packed)
         return said

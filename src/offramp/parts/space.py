@@ -19,6 +19,7 @@ class Threshold:
     unit: str  # nats, hesitation, normalised, doubt …
     replay: bool = True  # settings never change later states, so one recording tells what each would do
     grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
+    each: bool = True  # where settings replay: calibration may also give every off-ramp a threshold of its own
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
         raise OfframpError("a curve", "a model without operating points", "give dev rows to `offramp train`")
     network, method, task = predictor.network, predictor.model.method, predictor.task
     data = Data(rows, predictor.prepare(rows))
-    recording, full = record(network, data), predictor.full_macs(data.encoded)
+    loosest = method.policy(network, method.settings())
+    recording, full = record(network, data, policy=loosest), predictor.full_macs(data.encoded)
     found = []
     for point in predictor.points.points:
         settings = methods.configure(method.settings, point.settings, method.name)

@@ -69,7 +69,7 @@ def _measurer(predictor: Predictor, data: Data, batch_size: int) -> Callable[[An
             return Measured(data, settings, *found, batch_size)
 
         return run
-    tape = record(network, data, batch_size, predictor.engine)
+    tape = record(network, data, batch_size, predictor.engine, method.policy(network, method.settings()))
 
     def again(settings: Any) -> Measured:
         outcome = replay(network, tape, method.policy(network, settings))

@@ -145,6 +145,8 @@ def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
     torch.manual_seed(job.schedule.seed)
     hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options, fresh)
+    if job.init is None:
+        folders.carry_over(net, method, source)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
     return Loaded(net, tokenizer, method, options, longest, base)
 

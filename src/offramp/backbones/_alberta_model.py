@@ -1,0 +1,174 @@
+"""ALBERTa as a Hugging Face model: norm first, hidden groups that share parameters, absolute and relative positions.
+
+The plain padded forward of `transformers` models, written out; `alberta.py` runs the same parameters packed. Depth is
+not decided here: that is the method `alberta`, which serves any backbone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput
+
+
+@strict
+class AlbertaConfig(PreTrainedConfig):
+    """Sizes as in ALBERT-base, but three groups; layer i belongs to group i·groups//layers."""
+
+    model_type = "alberta"
+
+    vocab_size: int = 30522
+    embedding_size: int = 128
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_hidden_groups: int = 3
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: int | float = 0.1
+    attention_probs_dropout_prob: int | float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    absolute_positions: bool = True
+    relative_positions: bool = True
+    relative_reach: int = 64  # distances beyond this share a vector
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-6
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    def validate_shape(self) -> None:
+        """Heads divide the width, and every group has a layer."""
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"{self.num_attention_heads} heads do not divide hidden_size={self.hidden_size}")
+        if not 1 <= self.num_hidden_groups <= self.num_hidden_layers:
+            given = f"num_hidden_groups={self.num_hidden_groups}, num_hidden_layers={self.num_hidden_layers}"
+            raise ValueError(f"{given}: every group needs a layer")
+
+
+class AlbertaEmbeddings(nn.Module):
+    """Words, types and (unless left out) positions, narrow; then as wide as the layers."""
+
+    def __init__(self, config: AlbertaConfig) -> None:
+        super().__init__()
+        size = config.embedding_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.position_embeddings: nn.Embedding | None = None
+        if config.absolute_positions:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.project = nn.Linear(size, config.hidden_size)
+
+    def forward(self, words: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        """`words` are ids [rows, n], or vectors already looked up [rows, n, size]."""  # → [rows, n, hidden]
+        x = words if words.is_floating_point() else self.word_embeddings(words)
+        x = x + self.token_type_embeddings(types)
+        if self.position_embeddings is not None:
+            x = x + self.position_embeddings(positions)
+        made: Tensor = self.project(self.dropout(self.norm(x)))
+        return made
+
+
+class AlbertaBlock(nn.Module):
+    """The parameters of one hidden group, and its layer on padded rows."""
+
+    def __init__(self, config: AlbertaConfig) -> None:
+        super().__init__()
+        wide, heads = config.hidden_size, config.num_attention_heads
+        self.heads, self.reach, self.attention_dropout = (
+            heads,
+            config.relative_reach,
+            config.attention_probs_dropout_prob,
+        )
+        self.attention_norm = nn.LayerNorm(wide, eps=config.layer_norm_eps)
+        self.qkv, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
+        self.distances: nn.Embedding | None = None
+        if config.relative_positions:
+            self.distances = nn.Embedding(2 * config.relative_reach + 1, wide // heads)
+        self.feed_norm = nn.LayerNorm(wide, eps=config.layer_norm_eps)
+        self.up, self.down = nn.Linear(wide, config.intermediate_size), nn.Linear(config.intermediate_size, wide)
+        self.activation, self.dropout = ACT2FN[config.hidden_act], nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, real: Tensor, positions: Tensor) -> Tensor:
+        """`real` [rows, n] marks what is not padding."""  # [rows, n, hidden]
+        rows, n, wide = x.shape
+        q, k, v = self.qkv(self.attention_norm(x)).view(rows, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5  # [rows, heads, queries, keys]
+        if self.distances is not None:
+            apart = (positions[:, :, None] - positions[:, None, :]).clamp(-self.reach, self.reach) + self.reach
+            vectors = self.distances(apart)  # [rows, queries, keys, head width]
+            scores = scores + torch.einsum("bhqd,bqkd->bhqk", q, vectors) + torch.einsum("bhkd,bqkd->bhqk", k, vectors)
+        weights = scores.masked_fill(~real[:, None, None, :], torch.finfo(scores.dtype).min).softmax(-1)
+        mixed = F.dropout(weights, self.attention_dropout, self.training) @ v
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(rows, n, wide)))
+        return x + self.feed(x)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """What the feed-forward half adds."""
+        added: Tensor = self.dropout(self.down(self.activation(self.up(self.feed_norm(x)))))
+        return added
+
+
+class AlbertaPreTrainedModel(PreTrainedModel):
+    """What transformers must know."""
+
+    config: AlbertaConfig
+    config_class = AlbertaConfig
+    base_model_prefix = "alberta"
+
+
+class AlbertaModel(AlbertaPreTrainedModel):
+    """Embeddings, layers, a last norm."""
+
+    def __init__(self, config: AlbertaConfig) -> None:
+        super().__init__(config)
+        self.embeddings = AlbertaEmbeddings(config)
+        self.blocks = nn.ModuleList(AlbertaBlock(config) for _ in range(config.num_hidden_groups))
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    @property
+    def stack(self) -> list[AlbertaBlock]:
+        """The block of every layer."""
+        layers, groups = self.config.num_hidden_layers, self.config.num_hidden_groups
+        return [self.blocks[i * groups // layers] for i in range(layers)]  # type: ignore[misc]  # a ModuleList
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The words."""
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Other words."""
+        self.embeddings.word_embeddings = value  # type: ignore[assignment]  # an Embedding
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Padded rows through all layers at full strength."""
+        words = input_ids if inputs_embeds is None else inputs_embeds
+        if words is None:
+            raise ValueError("give input_ids or inputs_embeds")
+        shape, device = words.shape[:2], words.device
+        types = torch.zeros(shape, dtype=torch.long, device=device) if token_type_ids is None else token_type_ids
+        positions = torch.arange(shape[1], device=device) if position_ids is None else position_ids
+        positions = positions.expand(shape)
+        real = torch.ones(shape, device=device) if attention_mask is None else attention_mask
+        states = [self.embeddings(words, types, positions)]
+        for block in self.stack:
+            states.append(block(states[-1], real.bool(), positions))
+        kept = tuple(states) if kwargs.get("output_hidden_states") else None
+        return BaseModelOutput(last_hidden_state=self.final_norm(states[-1]), hidden_states=kept)

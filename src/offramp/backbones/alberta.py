@@ -1,0 +1,96 @@
+"""ALBERTa, a family of our own: norm first, shared hidden groups, relative positions scored by keys and queries.
+
+Distances between tokens are those of their original positions, so dropping tokens moves nobody closer. Importing this
+file makes the family known to `transformers`, whose Auto classes then open its folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
+from offramp.backbones import _alberta_heads as heads
+from offramp.backbones._alberta_model import AlbertaBlock, AlbertaConfig, AlbertaModel
+from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.packed import Packed
+
+MODEL_TYPES = ("alberta",)
+
+transformers.AutoConfig.register("alberta", AlbertaConfig, exist_ok=True)
+transformers.AutoModel.register(AlbertaConfig, AlbertaModel, exist_ok=True)
+for _auto, _kind in (
+    (transformers.AutoModelForMaskedLM, heads.AlbertaForMaskedLM),
+    (transformers.AutoModelForSequenceClassification, heads.AlbertaForSequenceClassification),
+    (transformers.AutoModelForTokenClassification, heads.AlbertaForTokenClassification),
+    (transformers.AutoModelForQuestionAnswering, heads.AlbertaForQuestionAnswering),
+):
+    _auto.register(AlbertaConfig, _kind, exist_ok=True)
+
+
+class PreNormRelative:
+    """One layer in halves; layers of a group share `block`."""
+
+    def __init__(self, block: AlbertaBlock) -> None:
+        self.block = block
+        wide, up = block.out.in_features, block.up.out_features
+        scored = 0 if block.distances is None else block.distances.num_embeddings  # each token against every distance
+        project = 2.0 * wide * wide + wide * scored
+        self.cost = LayerCost(query=project, key=project, pair=2.0 * wide, feed=2.0 * wide * up)
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """Attention half: norm, attend by content and distance, add."""
+        own, wide = self.block, queries.shape[1]
+        seen = own.attention_norm(keys)
+        if queries is keys:
+            q, k, v = own.qkv(seen).chunk(3, dim=1)
+        else:
+            k, v = F.linear(seen, own.qkv.weight[wide:], own.qkv.bias[wide:]).chunk(2, dim=1)
+            q = F.linear(own.attention_norm(queries), own.qkv.weight[:wide], own.qkv.bias[:wide])
+        dropout = own.attention_dropout if own.training else 0.0
+        table = None if own.distances is None else own.distances.weight
+        mixed, columns = attend(q, k, v, where, Plan(own.heads, dropout, None, scores, key_bias, table))
+        return queries + own.dropout(own.out(mixed)), columns
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Feed-forward half."""
+        return x + self.block.feed(x)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of its group."""
+        return self.block.parameters()
+
+
+def encoder(model: Any) -> Encoder:
+    """`AlbertaModel` for the packed loop; its final norm stands before every exit."""
+    base, config = model.base_model, model.config
+
+    def words(packed: Packed) -> Tensor:
+        columns = (packed.tokens[name][None] for name in ("id", "type", "position"))
+        made: Tensor = base.embeddings(*columns)
+        return made[0]
+
+    shared = {id(block): PreNormRelative(block) for block in base.blocks}
+    stack = [shared[id(block)] for block in base.stack]
+    price = HeadCost(0, linear_macs(base.embeddings.project))
+    return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings, price)
+
+
+def head(model: Any, auto_class: str) -> Head | None:
+    """The last exit."""
+    if auto_class == "AutoModelForSequenceClassification":
+        return row_head(model.answer, model.dense, model.classifier)
+    if auto_class == "AutoModelForMaskedLM":
+        return token_head(model.answer, model.dense, model.decoder)
+    if auto_class == "AutoModelForTokenClassification":
+        return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
+    if auto_class == "AutoModelForQuestionAnswering":
+        return token_head(model.qa_outputs, model.qa_outputs)
+    return None

@@ -1,0 +1,58 @@
+"""`offramp lengths`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offramp.cli._options import (
+    BatchSize,
+    Budget,
+    Columns,
+    Engine,
+    Json,
+    Limit,
+    MaxLoss,
+    Run,
+    Sets,
+    command_line,
+    pairs,
+)
+
+
+def command(
+    run: Run,
+    *,
+    data: Annotated[str, typer.Option(help="rows of many lengths; labels are not needed")],
+    set_: Sets = None,
+    budget: Budget = None,
+    max_loss: MaxLoss = None,
+    batch_size: BatchSize = 32,
+    rows: Annotated[int, typer.Option(min=1, help="rows timed of each length")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="times each is measured; the median counts")] = 5,
+    engine: Engine = "torch",
+    limit: Limit = None,
+    column: Columns = None,
+    json: Json = None,
+) -> None:
+    """Time a run on short and on long rows, beside its own loosest setting: speed against the length of a text."""
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from offramp.model.files import write_json
+    from offramp.model.folder import read_recipe
+    from offramp.model.predictor import Predictor
+    from offramp.study.evaluate import Origin, place
+    from offramp.study.lengths import Effort, by_length, show
+    from offramp.text.read import read
+
+    predictor = Predictor.load(run, engine)
+    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss)
+    given = read(data, columns=pairs(column, "--column"), limit=limit)
+    origin = Origin(*place(data), command_line(), read_recipe(run))
+    found = by_length(predictor, given, settings, origin, Effort(batch_size, rows, rounds))
+    if json:
+        write_json(Path(json), found)
+    show(found, Console())

@@ -1,0 +1,248 @@
+"""Planned depth: RevPC by hand, gates from identity to the plain model, rows that end where the plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offramp import engines, methods
+from offramp.budget.calibrate import Subject, calibrate
+from offramp.budget.record import replay
+from offramp.core.loop import Result, run
+from offramp.errors import OfframpError
+from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc, stages
+from offramp.model.folder import assemble
+from offramp.model.predictor import Predictor
+from offramp.model.runner import run_encoded
+from offramp.parts.batch import Data, batch, packed_rows
+from offramp.parts.network import Network
+from offramp.parts.trace import trace
+from offramp.tasks import get
+from offramp.text.tokenise import Encoded
+from offramp.training.schedule import Schedule
+from tests import runs, tiny
+
+LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
+ROWS = [
+    {"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
+    for i, n in enumerate(LENGTHS)
+]
+
+
+def made(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
+    """A model of five layers whose predictor wants other depths for other rows, unless it is given a `start`."""
+    spec = get(task).from_rows(ROWS, "rows")
+    method = methods.get("alberta")
+    torch.manual_seed(1)
+    hf = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
+    net = assemble(hf, spec, method, Options(**{"start": 0.0, **options}))
+    net.eval()
+    ids = tiny.rows(LENGTHS)
+    data = Data(ROWS, [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)])
+    if "start" not in options:
+        _spread(net, data)
+    return net, data
+
+
+def _spread(net: Network, data: Data) -> None:
+    """The predictor's logits centred over these rows, and widened."""
+    unit, seen = predictor(net), []
+    unit.last.register_forward_hook(lambda module, given, out: seen.append(out))
+    with torch.no_grad():
+        unit.last.weight.mul_(60)
+        net.unsure(unit.prefix, trace(net.encoder, packed_rows(net.task, data.encoded)).at(unit.prefix))
+        unit.last.weight.mul_(2 / seen[0].std(0).mean())
+        unit.last.bias.sub_(seen[0].mean(0) * 2 / seen[0].std(0).mean())
+
+
+def predictor(net: Network) -> StructurePredictor:
+    unit = net.added["doubt"]
+    assert isinstance(unit, StructurePredictor)
+    return unit
+
+
+def answer(net: Network, data: Data, settings: Settings, rows: slice = slice(None)) -> Result:
+    with torch.no_grad():
+        packed = packed_rows(net.task, data.encoded[rows])
+        return run(engines.make("torch", net.encoder), net, Policy(net, settings), packed)
+
+
+def test_revpc_on_known_vectors() -> None:
+    probs = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    wanted = torch.tensor([[1.0, 0.9, 0.7, 0.4], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    assert torch.allclose(revpc(probs), wanted)
+    drawn = revpc(torch.randn(200, 11).softmax(-1))
+    assert (drawn[:, 0] == 1).all() and (drawn.diff(dim=-1) <= 0).all()  # so γ = 1 still runs the first layer
+
+
+def test_the_first_layer_that_is_not_needed_ends_the_stack() -> None:
+    needs = torch.tensor([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5]])  # without RevPC needs may rise again
+    assert executed(needs, 0.0).all()
+    assert executed(needs, 0.3).tolist() == [[False] * 3, [True, False, False]]
+    assert executed(needs, torch.tensor([[0.05], [0.45]])).tolist() == [[True] * 3, [False] * 3]
+
+
+@pytest.mark.parametrize("task", ["classification", "tagging"])
+def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
+    net, data = made(task)
+    together = answer(net, data, Settings(0.5))
+    assert len(set(together.exit_layer.tolist())) > 2
+    parts = together.logits.split(LENGTHS if net.per_token else 1)
+    for row, part in enumerate(parts):
+        alone = answer(net, data, Settings(0.5), slice(row, row + 1))
+        assert alone.exit_layer[0] == together.exit_layer[row]
+        assert torch.allclose(alone.logits, part, atol=1e-5)
+
+
+def test_one_look_and_one_head_a_row() -> None:
+    net, data = made()
+    log = answer(net, data, Settings(0.5)).log
+    looks, heads = ([event for event in log if event.what == what] for what in ("doubt", "head"))
+    assert [(look.layer, len(look.rows)) for look in looks] == [(1, len(LENGTHS))]
+    assert sorted(row for head in heads for row in head.rows.tolist()) == list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize("backbone", ["bert", "modernbert"])
+def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
+    net, data = made(backbone=backbone, start=40.0)
+    with torch.no_grad():
+        predictor(net).last.weight.zero_()
+    result = answer(net, data, Settings())
+    assert torch.allclose(result.logits, tiny.padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
+    assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
+
+
+def test_a_fresh_predictor_starts_near_full_depth() -> None:
+    net, data = made(start=Options().start)
+    with torch.no_grad():
+        packed = packed_rows(net.task, data.encoded)
+        needs = net.unsure(1, trace(net.encoder, packed).at(1))
+    assert (needs > 0.99).all() and (needs[:, 1:] < 1).all()
+
+
+def test_gates_between_zero_and_one_are_those_of_training() -> None:
+    net, data = made()
+    (stage,) = stages(net, Options(start=0.0))
+    with torch.no_grad():
+        packed = packed_rows(net.task, data.encoded)
+        soft = trace(net.encoder, packed, stage.soft)  # type: ignore[attr-defined]  # a Joint stage
+        plain = trace(net.encoder, packed)
+    full = answer(net, data, Settings())
+    assert torch.allclose(full.logits, net(net.depth, soft.at(net.depth)), atol=1e-5)
+    hard = answer(net, data, Settings(hard=True))
+    assert torch.allclose(hard.logits, net(net.depth, plain.at(net.depth)), atol=1e-5)
+    assert not torch.allclose(full.logits, hard.logits, atol=1e-2)
+    assert torch.equal(soft.states[1], plain.states[1]) and not torch.equal(soft.states[3], plain.states[3])
+
+
+def test_gradients_reach_the_predictor_through_the_gates() -> None:
+    net, data = made()
+    (stage,) = stages(net, Options(start=0.0))
+    stage.step(batch(net.task, data, range(len(LENGTHS)), seed=0), lambda loss: loss.backward())
+    for name, parameter in predictor(net).named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-7, name
+
+
+def test_a_cut_row_is_copied_upward_and_still_teaches_the_predictor() -> None:
+    net, data = made(cut=True)
+    options = Options(start=0.0, cut=True)
+    (stage,) = stages(net, options)
+    torch.manual_seed(0)
+    soft = trace(net.encoder, packed_rows(net.task, data.encoded), stage.soft)  # type: ignore[attr-defined]  # a Joint
+    runs_, tokens = soft.packed.rows["runs"], soft.packed.row_of_token
+    assert runs_[:, 0].all() and not runs_.all()  # the first is always needed
+    for number in range(1, net.depth - 1):
+        gone = ~runs_[tokens, number]
+        assert torch.equal(soft.states[number + 2][gone], soft.states[number + 1][gone])
+    loss = net(net.depth, soft.at(net.depth)).square().sum()
+    (grad,) = torch.autograd.grad(loss, soft.packed.rows["needs"])
+    assert (grad[~runs_] != 0).any()
+
+
+@pytest.mark.parametrize("head", ["own", "meanmax"])
+def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
+    options = Options(start=2.0, cut=True, penalty=5.0, head=head)
+    net, data = made(start=2.0, cut=True, head=head)
+    before = answer(net, data, Settings(0.5)).exit_layer.mean()
+    (stage,) = stages(net, options)
+    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    optimiser = torch.optim.Adam([p for _, p in stage.trainable()], lr=2e-3)
+    stage.at(2, 3, 0)
+    for _ in range(25):
+        optimiser.zero_grad()
+        stage.step(some, lambda loss: loss.backward())
+        optimiser.step()
+    reached = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert head == "own" or any(name.startswith("added.ramps.") for name in reached)
+    assert answer(net, data, Settings(0.5)).exit_layer.mean() < before - 0.5
+    stage.at(0, 3, 0)
+    assert stage.weight == 0.0  # type: ignore[attr-defined]  # it grows from nothing
+    assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
+
+
+@pytest.mark.parametrize("task", ["classification", "tagging"])
+def test_a_replay_is_a_real_run(task: str) -> None:
+    net, data = made(task)
+    subject = Subject(net, methods.get("alberta"), data)
+    recording, exits = subject.record(), set()
+    for gamma in (0.0, 0.2, 0.45, 0.7, 1.0):
+        policy = Policy(net, Settings(gamma))
+        real = run_encoded(net, engines.make("torch", net.encoder), policy, data.encoded, batch_size=3)
+        promised = replay(net, recording, policy)
+        assert np.array_equal(real.exit_layer, promised.exit_layer)
+        assert np.allclose(real.macs, promised.macs)
+        for a, b in zip(real.logits, promised.logits, strict=True):
+            assert np.allclose(a, b, atol=1e-5)
+        exits |= set(real.exit_layer)
+    assert exits == {2.0, 3.0, 4.0, 5.0}
+    points = calibrate(net, subject.method, data, "rows", "0").points
+    assert points[-1].settings == {"gamma": 0.0, "hard": False} and points[0].mac_share < 0.5
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span", "masked_lm"])
+def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, kind: str) -> None:
+    options = {"start": 1.0, "penalty": 0.5}
+    schedule = Schedule(epochs=2, batch_size=16, lr=0.003)
+    folder = runs.train(base, tmp_path, "alberta", kind, options=options, schedule=schedule)
+    first, again = Predictor.load(folder), Predictor.load(folder)
+    encoded = first.prepare(runs.rows(kind, 6, 5))
+    for gamma in (0.0, 0.6):
+        ours, theirs = (p.run(encoded, Settings(gamma), batch_size=4) for p in (first, again))
+        assert np.array_equal(ours.exit_layer, theirs.exit_layer)
+        assert all(np.array_equal(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
+    assert first.points is not None and first.points.loosest.settings["gamma"] == 0.0
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
+def test_gamma_outside_its_range_is_refused(gamma: float) -> None:
+    with pytest.raises(OfframpError, match="all layers"):
+        Settings(gamma)
+
+
+def test_what_cannot_be_built_is_refused() -> None:
+    with pytest.raises(OfframpError, match="0 to 3 for this model"):
+        made(prefix=4)
+    with pytest.raises(OfframpError, match="cut=true"):
+        Options(head="meanmax")
+    with pytest.raises(OfframpError, match="depth penalty"):
+        Options(penalty=-1.0)
+
+
+def test_without_revpc_the_softmax_itself_gates() -> None:
+    net, data = made(revpc=False)
+    with torch.no_grad():
+        packed = packed_rows(net.task, data.encoded)
+        needs = net.unsure(1, trace(net.encoder, packed).at(1))
+    assert torch.allclose(needs.sum(-1), torch.ones(len(LENGTHS)))
+    assert answer(net, data, Settings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
+    assert answer(net, data, Settings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)
+
+
+def test_the_predictor_may_look_at_the_embeddings() -> None:
+    net, data = made(prefix=0)
+    ends = answer(net, data, Settings(0.5)).exit_layer.tolist()
+    assert min(ends) >= 1 and len(set(ends)) > 1
