@@ -10,8 +10,8 @@ share is amplified) alone.
 The dearer setting is not provably dearer for each single row (states change with who was there), only in sum.
 Modifications from the paper and its code: any batch size; λ grows by steps, not epochs (10 → 1e5 over the first four
 fifths of the stage, whatever its length); length training starts from the fine-tuned model (`start=pretrained` is the
-published code's way); `--init RUN` replaces phase 1, and saliency is then that one model's; thresholds learn ten times
-as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last state
+published code's way); `--init RUN` replaces phase 1, and saliency is then that one model's; thresholds learn twenty
+times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last state
 (saliency is then that of the answers' log-likelihood, for regression that of the number).
 Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT ranks by attention, with counts that are the same
 for every row.
@@ -67,13 +67,13 @@ class Settings:
 class Options:
     """How it is trained."""
 
-    gamma: float = 0.01  # how much predictors count beside the task
-    phi: float = 0.003  # how much a token in a layer costs; it adds up over tokens, so long rows want less
+    gamma: float = 0.05  # how much predictors count beside the task
+    phi: float = 0.01  # how much a token in a layer costs; it adds up over tokens, so long rows want less
     start: Literal["fine-tuned", "pretrained"] = "fine-tuned"  # where length training begins
     best: int = 3  # epochs of phase 1 whose saliency is averaged
     slack: float = 0.01  # what the metric may lose on dev rows; the fastest epoch within it is kept
     length_lr: float = 0.0  # learning rate of length training, 0: that of the run
-    cut_lr: float = 5e-3  # learning rate of thresholds and amplifiers
+    cut_lr: float = 1e-2  # learning rate of thresholds and amplifiers (published: 5e-4, for twenty times the steps)
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
