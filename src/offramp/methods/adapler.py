@@ -11,8 +11,8 @@ The dearer setting is not provably dearer for each single row (states change wit
 Modifications from the paper and its code: any batch size; λ grows by steps, not epochs (10 → 1e5 over the first four
 fifths of the stage, whatever its length); length training starts from the fine-tuned model (`start=pretrained` is the
 published code's way); `--init RUN` replaces phase 1, and saliency is then that one model's; thresholds learn twenty
-times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last state
-(saliency is then that of the answers' log-likelihood, for regression that of the number).
+times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last
+state (saliency is then that of the answers' log-likelihood, for regression that of the number).
 Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT ranks by attention, with counts that are the same
 for every row.
 """
