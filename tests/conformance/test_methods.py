@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,10 +136,13 @@ def test_cost_is_monotone_in_the_knob(name: str, backbone: str, task: str) -> No
 
 
 @cases
-def test_gradients_reach_exactly_the_declared_parameters(name: str, backbone: str, task: str) -> None:
+def test_gradients_reach_exactly_the_declared_parameters(
+    name: str, backbone: str, task: str, tmp_path: Path
+) -> None:
     method, net, data = made(name, backbone, task)
     some = batch(net.task, data, range(len(LENGTHS)), seed=0)
     for stage in method.stages(net, options_of(method)):
+        stage.prepare(data, tmp_path)
         declared = {key for key, _ in stage.trainable()}
         reached = _reached(stage, net, some)
         assert reached <= declared

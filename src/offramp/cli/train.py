@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +10,7 @@ from offramp.cli._options import BatchSize, Columns, Sets, pairs
 
 
 def command(
+    ctx: typer.Context,
     *,
     model: Annotated[str, typer.Option(help="a model folder, a hub name, or `minilm` for the carried one")],
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
@@ -27,31 +28,56 @@ def command(
     seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
+    recipe: Annotated[str | None, typer.Option(help="published settings, e.g. adapler/agnews; flags win")] = None,
     column: Columns = None,
     set_: Sets = None,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
+    from offramp.study import recipes
     from offramp.study.console import TrainingConsole, summary
     from offramp.study.moviedata import carried_model
     from offramp.training import job as jobs
     from offramp.training.schedule import Schedule
 
+    flags: dict[str, Any] = {
+        "method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length,
+    }  # fmt: skip
+    if recipe is None:
+        plan = recipes.Recipe(**flags, options=pairs(set_, "--set"))
+    else:
+        typed = {name: value for name, value in flags.items() if _typed(ctx, name)}
+        plan = recipes.load(recipe).told(typed, pairs(set_, "--set"))
     job = jobs.Job(
         model=carried_model() if model == "minilm" else model,
         train=train,
         out=out,
-        task=task,
-        method=method,
+        task=plan.task,
+        method=plan.method,
         dev=dev,
         dev_split=dev_split,
         init=init,
-        max_length=max_length,
+        max_length=plan.max_length,
         limit=limit,
         columns=pairs(column, "--column"),
-        options=pairs(set_, "--set"),
-        schedule=Schedule(epochs, batch_size, lr, seed=seed, precision=precision, save_seconds=save_seconds),
+        options=plan.options,
+        schedule=Schedule(
+            plan.epochs,
+            plan.batch_size,
+            plan.lr,
+            plan.warmup,
+            plan.weight_decay,
+            seed=seed,
+            precision=precision,
+            save_seconds=save_seconds,
+        ),
     )
-    with TrainingConsole(out, epochs) as console:
+    with TrainingConsole(out, plan.epochs) as console:
         finished = jobs.train(job, force, console.say)
     summary(finished, out)
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    """Whether a flag was given, rather than left at its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

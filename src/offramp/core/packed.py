@@ -66,15 +66,23 @@ class Packed:
         return layout(self.lengths, self.tokens["position"])
 
     def mean(self) -> Tensor:
-        """Mean state of each row."""  # [rows, hidden]
-        total = self.states.new_zeros(self.count, self.states.shape[1]).index_add(0, self.row_of_token, self.states)
-        return total / self.lengths.to(self.states.device, self.states.dtype)[:, None]
+        """Mean state of each row; tokens that training removes softly (`present` below 1) count that much less."""
+        states, count = self.states, self.lengths.to(self.states.device, self.states.dtype)
+        if "present" in self.tokens:
+            weight = self.tokens["present"].to(states.dtype)
+            count = count.new_zeros(self.count).index_add(0, self.row_of_token, weight)
+            states = states * weight[:, None]
+        total = states.new_zeros(self.count, states.shape[1]).index_add(0, self.row_of_token, states)
+        return total / count[:, None]  # [rows, hidden]
 
     def max(self) -> Tensor:
-        """Largest value of each dimension in each row."""  # [rows, hidden]
-        index = self.row_of_token[:, None].expand_as(self.states)
-        empty = self.states.new_zeros(self.count, self.states.shape[1])
-        return empty.scatter_reduce(0, index, self.states, "amax", include_self=False)
+        """Largest value of each dimension in each row, softly removed tokens far below the others."""
+        states = self.states
+        if "present" in self.tokens:
+            states = states + self.tokens["present"].clamp(min=1e-30).log().to(states.dtype)[:, None]
+        index = self.row_of_token[:, None].expand_as(states)
+        empty = states.new_zeros(self.count, states.shape[1])
+        return empty.scatter_reduce(0, index, states, "amax", include_self=False)  # [rows, hidden]
 
     def with_states(self, states: Tensor) -> Packed:
         """The same rows and columns over other states."""

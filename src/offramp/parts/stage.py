@@ -8,9 +8,9 @@ the trainer seeds it from (seed, stage, step), which is what makes a resumed run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ class Stage:
     head_lr: float = 5e-4
     shared: bool = False  # plain fine-tuning that `--init RUN` replaces
     labels: bool = True  # whether its loss needs targets; if no stage does, rows without labels will do
+    reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before it, if it `compares`
+
+    compares: ClassVar[bool] = False  # `select` asks what the model scored before this stage
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters this stage changes; gradients must reach exactly these."""
@@ -57,6 +60,9 @@ class Stage:
     def at(self, epoch: int, epochs: int, step: int) -> None:
         """Where training stands, told before every epoch (a resumed run may begin in the middle of one)."""
 
+    def reached(self, share: float) -> None:
+        """How much of the stage is done, 0…1, told before every step: growing schedules span the whole stage."""
+
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """Loss and backward pass of one batch; what is returned is logged."""
         depth = self.network.depth
@@ -68,11 +74,27 @@ class Stage:
         """How dev rows are run after each epoch: by default through the whole model."""
         return Policy()
 
+    def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
+        """After every epoch, its dev scores last in the history; the network is in evaluation mode."""
+
     def select(self, history: Sequence[dict[str, float]]) -> int:
         """Which epoch was best, by the task's metric on dev rows; of equals the later."""
-        sign = 1.0 if self.network.task.higher_is_better else -1.0
-        scores = [sign * epoch[self.network.task.metric] for epoch in history]
-        return max(range(len(scores)), key=lambda i: (scores[i], i))
+        return ranking(self.network, history)[0]
+
+
+def ranking(network: Network, history: Sequence[dict[str, float]]) -> list[int]:
+    """Epochs by the task's metric on dev rows, the best first; of equals the later."""
+    sign = 1.0 if network.task.higher_is_better else -1.0
+    scores = [sign * epoch[network.task.metric] for epoch in history]
+    return sorted(range(len(scores)), key=lambda i: (scores[i], i), reverse=True)
+
+
+def fastest(network: Network, history: Sequence[dict[str, float]], reference: dict[str, float], slack: float) -> int:
+    """The epoch that spends least among those that score within `slack` of the reference; else the best one."""
+    sign = 1.0 if network.task.higher_is_better else -1.0
+    floor = sign * reference[network.task.metric] - slack
+    fine = [i for i, epoch in enumerate(history) if sign * epoch[network.task.metric] >= floor]
+    return min(fine, key=lambda i: (history[i]["mac_share"], -i)) if fine else ranking(network, history)[0]
 
 
 def fresh_parameters(network: Network) -> set[str]:

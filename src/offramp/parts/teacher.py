@@ -55,3 +55,18 @@ def imitation(network: Network, said: Tensor, taught: Tensor, packed: Packed) ->
     student, model = (network.task.distributions(x.float(), lengths, scored)[0].log_softmax(-1) for x in (said, taught))
     possible = ~torch.isneginf(model)
     return (model.exp() * (model - student))[possible].sum() / len(model)
+
+
+def imitation_rows(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
+    """How far each row's answers are from the teacher's: cross-entropy with its distribution, or squared error."""
+    if "distribution" not in network.task.provides:
+        return (said.float() - taught.float()).square().mean(-1)  # [rows]
+    lengths, scored = packed.lengths.to(said.device), packed.tokens.get("scored")
+    (student, owner), (model, _) = (network.task.distributions(x.float(), lengths, scored) for x in (said, taught))
+    possible = ~torch.isneginf(model)
+    log = student.log_softmax(-1).masked_fill(~possible, 0.0)
+    each = -(model.softmax(-1) * log).sum(-1)
+    if owner is None:
+        return each
+    count = torch.bincount(owner, minlength=packed.count).clamp(min=1)
+    return each.new_zeros(packed.count).index_add(0, owner, each) / count

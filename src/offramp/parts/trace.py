@@ -23,10 +23,12 @@ class Trace:
     packed: Packed
     states: list[Tensor]  # each [tokens, hidden]
     scores: dict[int, Scores] = field(default_factory=dict)
+    present: dict[int, Tensor] = field(default_factory=dict)  # layer → [tokens] in 0…1: who was there in it, softly
 
     def at(self, layer: int) -> Packed:
-        """The batch as it stood after a layer."""
-        return self.packed.with_states(self.states[layer])
+        """The batch as it stood after a layer; pooling counts its tokens as far as they were present."""
+        packed = self.packed.with_states(self.states[layer])
+        return packed.with_tokens(present=self.present[layer]) if layer in self.present else packed
 
 
 @dataclass(frozen=True)

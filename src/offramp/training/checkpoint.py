@@ -36,6 +36,7 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)  # this stage's finished epochs
     log: list[dict[str, Any]] = field(default_factory=list)  # all stages' finished epochs
     seconds: float = 0.0
+    reference: dict[str, float] = field(default_factory=dict)  # dev scores before this stage, if it compares
 
 
 def weights(network: Network) -> dict[str, Tensor]:

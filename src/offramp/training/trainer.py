@@ -22,7 +22,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from offramp import engines
-from offramp.model.runner import score
+from offramp.core.policy import Policy
+from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Batch, Data, batch
 from offramp.parts.network import Network
 from offramp.parts.stage import Stage
@@ -70,6 +71,9 @@ class Trainer:
         torch.manual_seed(self._seed(progress, 0))
         artefacts = self.folder / f"stage-{progress.stage}"
         artefacts.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            progress.reference = self._score(Policy(), dev) if stage.compares else {}
+        stage.reference = progress.reference
         stage.prepare(train, artefacts)
         for _, parameter in self.network.named_parameters():
             parameter.requires_grad_(False)
@@ -103,6 +107,7 @@ class Trainer:
         for step in range(progress.step, steps):
             started = time.monotonic()
             ids = order[step * size : (step + 1) * size]
+            stage.reached((progress.epoch + step / steps) / self.schedule.epochs)
             loss = self._step(stage, train, ids, progress, optimisers, steps)
             progress.step, progress.loss_sum = step + 1, progress.loss_sum + loss
             progress.seconds += time.monotonic() - started
@@ -142,9 +147,10 @@ class Trainer:
         parameters = [p for _, p in stage.trainable()]
         if self.world > 1:
             logged = self._average(parameters, logged * items, items)
-        if self.schedule.clip > 0:
-            torch.nn.utils.clip_grad_norm_(parameters, self.schedule.clip)
         for optimiser in optimisers:
+            if self.schedule.clip > 0:  # each by itself: a second optimiser's loss may live on another scale
+                own = [p for group in optimiser.param_groups for p in group["params"]]
+                torch.nn.utils.clip_grad_norm_(own, self.schedule.clip)
             optimiser.step()
         for parameter in parameters:  # fused AdamW tells nobody, but backbones fuse Q, K and V by version
             torch.autograd.graph.increment_version(parameter)
@@ -167,16 +173,23 @@ class Trainer:
         return bool(self.accelerator.reduce(torch.tensor(float(self.stop), device=self.network.device), "sum") > 0)
 
     def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
-        self.network.eval()
-        with self._autocast():
-            metrics, _ = score(self.network, engines.make("torch", self.network.encoder), stage.policy(), dev)
+        metrics = self._score(stage.policy(), dev)
         steps = max(1, progress.step)
         progress.history.append(metrics)
         entry = {"stage": stage.name, "epoch": progress.epoch + 1, "loss": progress.loss_sum / steps, **metrics}
         progress.log.append(entry)
         if self.accelerator.is_main_process and stage.select(progress.history) == len(progress.history) - 1:
             checkpoint.write_weights(best, self.network)
+        stage.end_epoch(progress.history)
         self.report(**entry, done=True)
+
+    def _score(self, policy: Policy, dev: Data) -> dict[str, float]:
+        """Metrics on dev rows, and the share of the full model's compute they took."""
+        self.network.eval()
+        with self._autocast():
+            metrics, outcome = score(self.network, engines.make("torch", self.network.encoder), policy, dev)
+        share = float(outcome.macs.sum() / full_macs(self.network, dev.encoded).sum())
+        return {**metrics, "mac_share": round(share, 6)}
 
     def _optimiser(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         marked = [{**group, "base_lr": group["lr"]} for group in groups]

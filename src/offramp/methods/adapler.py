@@ -1,0 +1,232 @@
+"""AdapLeR (Modarressi et al. 2022): before every layer, tokens that contribute too little leave.
+
+What it does: a small predictor per layer estimates each token's share in the answer. A token goes on if its share is
+at least η/n, η learned for each layer and n the row's tokens left; the first token never leaves. Three phases:
+fine-tune; saliency (gradient × input of the gold logit) averaged over the three best epochs; length training, in which
+tokens fade by a soft mask that sharpens (λ) over the whole stage, predictors learn the saliency of the tokens left,
+weighted by L − l, and a second optimiser trades the task's loss for length through η and θ (how much the first token's
+share is amplified) alone.
+`scale` multiplies every η at run time, so that one trained model gives a curve; 0 lets everybody stay, 1 is as trained.
+The dearer setting is not provably dearer for each single row (states change with who was there), only in sum.
+Modifications from the paper and its code: any batch size; λ grows by steps, not epochs (10 → 1e5 over the first four
+fifths of the stage, whatever its length); length training starts from the fine-tuned model (`start=pretrained` is the
+published code's way); `--init RUN` replaces phase 1, and saliency is then that one model's; thresholds learn twenty
+times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last
+state (saliency is then that of the answers' log-likelihood, for regression that of the number).
+Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT ranks by attention, with counts that are the same
+for every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.cost import Event
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts import rows, saliency
+from offramp.parts.batch import Batch, Data
+from offramp.parts.fading import Fading
+from offramp.parts.losses import last_exit
+from offramp.parts.network import Network
+from offramp.parts.regimes import Objective
+from offramp.parts.selectors import Selector, contributions
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Backward, Groups, Stage, fastest, ranking
+from offramp.parts.trace import Soft, trace
+
+GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
+SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+SHARP = (10.0, 1e5)  # λ at the start and at the end
+TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every learned threshold is multiplied by this: 0 lets nobody leave, 1 is as trained, more is faster."""
+
+    scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.scale <= 1000.0:
+            fix = "use 0 (nobody leaves), 1 (as trained) or more (faster), e.g. 1.5"
+            raise OfframpError("a multiple of the learned thresholds", f"scale={self.scale}", fix)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is trained."""
+
+    gamma: float = 0.05  # how much predictors count beside the task
+    phi: float = 0.01  # how much a token in a layer costs; it adds up over tokens, so long rows want less
+    start: Literal["fine-tuned", "pretrained"] = "fine-tuned"  # where length training begins
+    best: int = 3  # epochs of phase 1 whose saliency is averaged
+    slack: float = 0.01  # what the metric may lose on dev rows; the fastest epoch within it is kept
+    length_lr: float = 0.0  # learning rate of length training, 0: that of the run
+    cut_lr: float = 1e-2  # learning rate of thresholds and amplifiers (published: 5e-4, for twenty times the steps)
+    head_lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "phi", "slack", "length_lr", "cut_lr"):
+            if not getattr(self, name) >= 0.0:
+                raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", "use 0 or more")
+        if self.best < 1:
+            raise OfframpError("a number of epochs to take saliency from", f"best={self.best}", "use 1 or more")
+
+
+class Cuts(nn.Module):
+    """What the length loss moves: thresholds, and how much the first token's share is amplified above layer 1."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.eta = nn.Parameter(torch.full((depth,), 0.25))
+        self.theta = nn.Parameter(torch.ones(depth - 1))
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """A contribution predictor before every layer, and the thresholds."""
+    if network.task.outputs == 0:
+        asked, given = f"adapler for {network.task.name}", "answers as wide as a vocabulary, other ones in every epoch"
+        raise OfframpError(asked, given, "use a method that needs no saliency, e.g. branchynet or layerdrop")
+    predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
+    return nn.ModuleDict({"extra": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
+
+
+def cuts(network: Network) -> Cuts:
+    """The thresholds in a network."""
+    made = network.added["cuts"]
+    assert isinstance(made, Cuts)
+    return made
+
+
+class Policy(policy.Policy):
+    """Drops what contributes too little, before every layer."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.network, self.scale = network, settings.scale
+        self.eta = cuts(network).eta.detach().clamp(0.01, 1.0)
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        if self.scale == 0.0:
+            return None
+        packed = s.packed
+        s.log.append(Event("extra", layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        share = contributions(self.network, layer, packed)
+        count = packed.lengths.to(share.device)[packed.row_of_token]
+        return (share * count >= self.scale * self.eta[layer - 1]) | rows.first(packed)
+
+
+@dataclass
+class FineTune(Stage):
+    """Phase 1 (and 2): ordinary fine-tuning that leaves behind the saliency of its best epochs."""
+
+    options: Options = field(kw_only=True)
+    data: Data | None = None
+    folder: Path | None = None
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        self.data, self.folder = data, folder
+        if self.options.start == "pretrained" and not (folder / PRETRAINED).is_file():
+            weights = {name: t.detach().clone().contiguous() for name, t in self.network.hf.state_dict().items()}
+            save_file(weights, folder / PRETRAINED)
+
+    def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
+        assert self.data is not None and self.folder is not None
+        best = {self._file(epoch) for epoch in ranking(self.network, history)[: self.options.best]}
+        for old in set(self.folder.glob("saliency-*.safetensors")) - best:
+            old.unlink(missing_ok=True)
+        here = self._file(len(history) - 1)
+        if here in best:
+            here.unlink(missing_ok=True)  # of an attempt that was killed here
+            saliency.table(self.network, self.data, here, saliency.saliency)
+
+    def _file(self, epoch: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"saliency-{epoch}.safetensors"
+
+    def averaged(self) -> Tensor | None:
+        """The mean saliency over the best epochs, all tokens in a row; None if this stage did not run."""
+        kept = sorted(self.folder.glob("saliency-*.safetensors")) if self.folder else []
+        return torch.stack([load_file(path)["tokens"] for path in kept]).mean(0) if kept else None
+
+
+@dataclass
+class LengthTraining(Stage):
+    """Phase 3: everything learns while tokens fade; thresholds and amplifiers by a loss and an optimiser of their own.
+
+    Both losses come from one pass. The second one's gradient is taken first, for thresholds and amplifiers alone, and
+    then carried to them by a term that is linear in them; the pass itself sees copies, so the first loss cannot.
+    """
+
+    options: Options = field(kw_only=True)
+    first: FineTune | None = None
+    objective: Objective = last_exit
+    taught: saliency.Table | None = None
+    sharpness: float = SHARP[0]
+
+    compares: ClassVar[bool] = True
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def optimisers(self, lr: float) -> list[Groups]:
+        own = list(cuts(self.network).parameters())
+        mine, (groups,) = {id(p) for p in own}, super().optimisers(self.options.length_lr or lr)
+        body = [{**group, "params": [p for p in group["params"] if id(p) not in mine]} for group in groups]
+        return [body, [{"params": own, "lr": self.options.cut_lr, "weight_decay": 0.0}]]
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        path, before = folder / TABLE, self.first.folder if self.first else None
+        if self.options.start == "pretrained" and before is None and not path.is_file():
+            asked, given = "length training from the pretrained model", "--init, which brings the fine-tuned one"
+            raise OfframpError(asked, given, "leave --init out, or use --set start=fine-tuned")
+        averaged = self.first.averaged() if self.first else None
+        if averaged is not None and not path.is_file():
+            saliency.write(path, averaged)
+        self.taught = saliency.table(self.network, data, path, saliency.saliency)
+        if self.options.start == "pretrained" and before is not None:
+            self.network.hf.load_state_dict(load_file(before / PRETRAINED))
+
+    def reached(self, share: float) -> None:
+        slow, steep = SHARP
+        self.sharpness = slow * (steep / slow) ** min(1.0, share / 0.8)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        assert self.taught is not None, "prepare comes first"
+        net, own = self.network, cuts(self.network)
+        with torch.no_grad():
+            own.eta.clamp_(0.01, 1.0)
+            own.theta.clamp_(min=1e-3)
+        eta, dummy = own.eta.detach().clone().requires_grad_(), torch.ones_like(own.theta).requires_grad_()
+        fading = Fading(net, eta, dummy, self.sharpness)
+        made = trace(net.encoder, batch.packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
+        loss = self.objective(net, made, batch)
+        length = torch.stack(fading.lengths).sum(0).mean()
+        for_eta, for_dummy = torch.autograd.grad(loss + self.options.phi * length, (eta, dummy), retain_graph=True)
+        carried = (own.eta * for_eta).sum() + (own.theta * for_dummy / (own.theta.detach() + 1e-7)).sum()
+        shape = fading.predictor_loss(self.taught.of(batch), own.theta.detach(), batch.packed)
+        backward(loss + self.options.gamma * shape + carried)
+        return {"loss": loss.detach(), "length": length.detach(), "predictors": shape.detach()}
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings(scale=1.0))
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        return fastest(self.network, history, self.reference, self.options.slack)
+
+
+def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
+    """Fine-tune (keeping saliency), then length training, where a depth method's `objective` may replace the loss."""
+    first = FineTune(network, "fine-tune", options.head_lr, shared=True, options=options)
+    aim = objective or last_exit
+    return [first, LengthTraining(network, "length", options.head_lr, options=options, first=first, objective=aim)]

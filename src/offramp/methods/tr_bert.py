@@ -1,0 +1,203 @@
+"""TR-BERT (Ye et al. 2021): a policy at two layers decides by reinforcement which tokens go on.
+
+What it does: before layer 2 and layer L/2 + 1 a small selector gives every token a probability of staying; at run
+time those at or above the threshold stay, and the first token always. Training: fine-tune; then selectors alone, by
+policy gradient: several random choices a row, each rewarded by −loss − α·(share of tokens kept), judged against their
+mean, while for the first half of the stage one of them imitates a heuristic (how much the loss would feel a token's
+change between the cut and two thirds of the layers); then everything together, with the fine-tuned model's answers as
+the aim and in the reward.
+Modifications from the paper's code: rows of a batch keep their own tokens (the code keeps the longest row's number in
+all of them); the threshold is a knob, 0 lets everybody stay, 0.5 is as trained; other tasks than the paper's work: a
+token that left keeps its last state. The last stage keeps the fastest epoch that loses at most `slack` on dev rows.
+Relations: AdapLeR learns the same from saliency without sampling, and cuts before every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offramp import engines
+from offramp.core import policy
+from offramp.core.cost import Event
+from offramp.core.loop import State, run
+from offramp.errors import OfframpError
+from offramp.parts import rows, saliency
+from offramp.parts.batch import Batch, Data
+from offramp.parts.network import Network
+from offramp.parts.regimes import Objective
+from offramp.parts.rollout import Rollout, hard, points, tiled
+from offramp.parts.selectors import Selector, say
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Backward, Stage, fastest
+from offramp.parts.teacher import Teacher, imitation_rows, teacher
+from offramp.parts.trace import trace
+
+GRID = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
+SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying", replay=False, grid=GRID)
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Tokens stay whose probability is at least this; 0 lets everybody stay, 0.5 is as trained."""
+
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            given = f"threshold={self.threshold}"
+            raise OfframpError("a probability of staying", given, "use 0 (everybody stays) up to 1, e.g. 0.5")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is trained."""
+
+    alpha: float = 1.0  # what keeping all tokens costs, in units of the loss, while only selectors learn
+    alpha_both: float = 1.0  # the same while everything learns
+    samples: int = 8  # random choices a row
+    guide: float = 0.5  # share of the selectors' stage in which one choice imitates the heuristic
+    slack: float = 0.01  # what the metric may lose on dev rows; the fastest epoch within it is kept
+    head_lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            fix = "use 2 or more: a choice is judged against the others"
+            raise OfframpError("a number of random choices a row", f"samples={self.samples}", fix)
+        if not (self.alpha >= 0.0 and self.alpha_both >= 0.0 and 0.0 <= self.guide <= 1.0):
+            given = f"alpha={self.alpha}, alpha_both={self.alpha_both}, guide={self.guide}"
+            raise OfframpError("options of tr_bert", given, "use costs of 0 or more, and a share from 0 to 1")
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """Two selectors."""
+    if network.task.outputs == 0:
+        asked, given = f"tr_bert for {network.task.name}", "answers as wide as a vocabulary"
+        raise OfframpError(asked, given, "use a method that needs no teacher, e.g. branchynet or layerdrop")
+    chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
+    return nn.ModuleDict({"extra": nn.ModuleDict(chosen)})
+
+
+class Policy(policy.Policy):
+    """Drops tokens that are unlikely to be needed, before two layers."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.network, self.threshold = network, settings.threshold
+        self.points = frozenset(points(network.depth)) if settings.threshold > 0.0 else frozenset()
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        if layer not in self.points:
+            return None
+        packed = s.packed
+        s.log.append(Event("extra", layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return (say(self.network, layer, packed).sigmoid() >= self.threshold) | rows.first(packed)
+
+
+def worth(network: Network, some: Batch) -> Tensor:
+    """The heuristic to imitate: |∂loss/∂h_b · (h_b − h_a)|, h_a at each cut and h_b two thirds up."""  # [tokens, cuts]
+    depth = network.depth
+    with torch.no_grad():
+        leaf = network.encoder.embed(some.packed)
+    leaf.requires_grad_()  # no gradient is asked of it, but states need a graph where all parameters are frozen
+    with torch.enable_grad():
+        made = trace(replace(network.encoder, embed=lambda _: leaf), some.packed)
+        logits = network(depth, made.at(depth))
+        loss = network.task.loss(logits, some.targets, some.packed.lengths.to(logits.device), "rows").sum()
+    high = made.states[min(depth, 2 * depth // 3 + 1)]
+    (grad,) = torch.autograd.grad(loss, high)
+    low = [made.states[layer - 1] for layer in points(depth)]
+    return torch.stack([(grad * (high - h)).sum(1).abs() for h in low], dim=1).detach()
+
+
+@dataclass
+class Reinforced(Stage):
+    """Only selectors learn, from the rewards of random choices; the model is frozen."""
+
+    options: Options = field(kw_only=True)
+    guides: saliency.Table | None = None
+    guided: bool = True
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.extra.")]
+
+    def mode(self) -> None:
+        self.network.train(backbone=False, added=True)
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        self.guides = saliency.table(self.network, data, folder / "worth.safetensors", worth)
+
+    def reached(self, share: float) -> None:
+        self.guided = share < self.options.guide
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings(threshold=0.5))
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        return len(history) - 1  # the metric alone would choose whoever keeps most
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        assert self.guides is not None, "prepare comes first"
+        net, count = self.network, self.options.samples
+        rolled = Rollout(net, self.guides.of(batch).repeat(count, 1), batch.packed.count if self.guided else 0)
+        many = tiled(batch.packed, count)
+        with torch.no_grad():
+            said = run(engines.make("torch", net.encoder), net, rolled, many)
+        targets = batch.targets.repeat(count, *[1] * (batch.targets.dim() - 1))
+        losses = net.task.loss(said.logits, targets, many.lengths.to(net.device), "rows")
+        loss = rolled.loss(losses, self.options.alpha, many, count)
+        backward(loss)
+        return {"loss": losses.mean().detach(), "kept": rolled.kept(many).mean()}
+
+
+@dataclass
+class Everything(Stage):
+    """Model and selectors together: random choices again, their answers drawn towards the fine-tuned model's."""
+
+    options: Options = field(kw_only=True)
+    objective: Objective | None = None
+    taught: Teacher | None = None
+
+    compares: ClassVar[bool] = True
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        self.taught = teacher(self.network, data, folder)
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings(threshold=0.5))
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        return fastest(self.network, history, self.reference, self.options.slack)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        assert self.taught is not None, "prepare comes first"
+        net, count = self.network, self.options.samples
+        rolled, many = Rollout(net), tiled(batch.packed, count)
+        with torch.set_grad_enabled(self.objective is None):
+            said = run(engines.make("torch", net.encoder), net, rolled, many)
+            losses = imitation_rows(net, said.logits, self.taught.of(batch).repeat(count, 1), many)
+        reward = rolled.loss(losses.detach(), self.options.alpha_both, many, count)
+        if self.objective is None:
+            loss = losses.mean()
+        else:  # a depth method's objective wants the states of all layers: one of the choices, as masks
+            loss = self.objective(net, trace(net.encoder, batch.packed, hard(rolled, batch.packed, net)), batch)
+        backward(loss + reward)
+        return {"loss": losses.mean().detach(), "kept": rolled.kept(many).mean()}
+
+
+def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
+    """Fine-tune; selectors by reinforcement; everything together. A depth method's `objective` enters the last."""
+    return [
+        Stage(network, "fine-tune", options.head_lr, shared=True),
+        Reinforced(network, "reinforce", options.head_lr, options=options),
+        Everything(network, "distil and reinforce", options.head_lr, options=options, objective=objective),
+    ]

@@ -1,0 +1,34 @@
+"""Sums, softmaxes and ranks within rows of a packed batch, without padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from offramp.core.packed import Packed
+
+
+def total(values: Tensor, packed: Packed) -> Tensor:
+    """The sum of each row's values."""  # [tokens] → [rows]
+    return values.new_zeros(packed.count).index_add(0, packed.row_of_token, values)
+
+
+def log_softmax(logits: Tensor, packed: Packed) -> Tensor:
+    """Logarithms of shares that add up to one in each row."""  # [tokens] → [tokens]
+    row = packed.row_of_token
+    most = logits.new_zeros(packed.count).scatter_reduce(0, row, logits.detach(), "amax", include_self=False)
+    shifted = logits - most[row]
+    return shifted - total(shifted.exp(), packed).log()[row]
+
+
+def ranks(values: Tensor, packed: Packed) -> Tensor:
+    """Each token's place in its row by falling value, from 0; of equals the earlier first."""  # [tokens]
+    order = values.argsort(descending=True, stable=True)
+    order = order[packed.row_of_token[order].argsort(stable=True)]  # row by row, falling within each
+    places = torch.arange(packed.total, device=values.device) - packed.starts.to(values.device)[packed.row_of_token]
+    return torch.empty_like(places).index_copy(0, order, places)
+
+
+def first(packed: Packed) -> Tensor:
+    """Which tokens stand first in their row (the one that answers for it)."""  # [tokens] bool
+    return packed.tokens["position"] == 0

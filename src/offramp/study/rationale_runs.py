@@ -1,0 +1,198 @@
+"""`offramp rationales` as a function: train what is needed, compare, write. Whatever is finished is not done again."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from offramp import __version__
+from offramp.errors import OfframpError
+from offramp.model import folder as folders
+from offramp.model.files import read_json, replacing, write_json, write_text
+from offramp.model.folder import Loaded
+from offramp.model.predictor import Predictor
+from offramp.model.runner import score
+from offramp.parts.batch import Data
+from offramp.study.evaluate import hardware, model_name
+from offramp.study.rationales import Marked, Row, agreement, chosen, marked, rows_in
+from offramp.text.read import fingerprint
+from offramp.training.job import Job
+from offramp.training.schedule import Schedule
+
+FULL = "full input"
+STRATEGIES = ("human", "saliency", "attention from all", "attention from [CLS]")
+Train = Callable[[Job], Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a user asks for."""
+
+    data: str
+    out: str
+    model: str
+    max_length: int = 512
+    limit: int | None = None  # rows of each split
+    scale: float = 1.0  # at which AdapLeR's predictors are watched
+    options: dict[str, Any] = field(default_factory=dict)  # of AdapLeR
+    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=5, batch_size=16))
+
+    def folder(self, *parts: str) -> Path:
+        """A place in the study."""
+        return Path(self.out).joinpath(*(part.replace(" ", "-").strip("[]").replace("[", "") for part in parts))
+
+
+def claim(study: Study) -> dict[str, list[dict[str, Any]]]:
+    """The rows; a folder that holds another study is refused."""
+    rows = {split: rows_in(study.data, split, study.limit) for split in ("train", "dev")}
+    made = {**asdict(replace(study, out="", data="")), "rows": {s: fingerprint(s, own) for s, own in rows.items()}}
+    made["schedule"].pop("save_seconds")
+    path = study.folder("study.json")
+    if not path.is_file():
+        write_json(path, made)
+    elif read_json(path) != made:
+        fix = "choose another --out, or ask for the same again to go on"
+        raise OfframpError(f"to write the study {study.out}", "a study of other rows or settings there", fix)
+    return rows
+
+
+def _jsonl(path: Path, rows: Sequence[Row]) -> str:
+    if not path.is_file():
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return str(path)
+
+
+def _trained(study: Study, name: str, rows: Sequence[Row], train: Train, **more: Any) -> Loaded:
+    """A run on these rows: opened if it is there, else trained or gone on with. Held-out rows choose its epoch."""
+    out = study.folder("runs", name)
+    if not folders.is_run(out):
+        file = _jsonl(study.folder("rows", f"{name}.jsonl"), rows)
+        given = {"max_length": study.max_length, "schedule": study.schedule, **more}
+        train(Job(model=study.model, train=file, out=str(out), **given))
+    return folders.load(out)
+
+
+def _texts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{"text": " ".join(row["tokens"]), "label": row["label"]} for row in rows]
+
+
+def compare(study: Study, train: Train) -> dict[str, Any]:
+    """Agreement of predictors, attention and saliency with people, per layer (the paper's Figure 5)."""
+    rows, path = claim(study), study.folder("agreement.json")
+    if path.is_file():
+        made: dict[str, Any] = read_json(path)
+        return made
+    full = _trained(study, "full", _texts(rows["train"]), train)
+    begun = {"method": "adapler", "init": str(study.folder("runs", "full")), "options": study.options}
+    adapler = _trained(study, "adapler", _texts(rows["train"]), train, **begun)
+    dev = marked(full, rows["dev"])
+    found = agreement(full, adapler, dev, study.scale)
+    made = {**_about(study, len(dev), len(rows["dev"])), "scale": study.scale, "techniques": found}
+    draw(found, study.folder("agreement.png"))
+    write_json(path, made)
+    return made
+
+
+def select(study: Study, train: Train) -> dict[str, Any]:
+    """Fine-tuning on the words that people, saliency or attention choose (the paper's Table 2)."""
+    rows, path = claim(study), study.folder("selection.json")
+    if path.is_file():
+        made: dict[str, Any] = read_json(path)
+        return made
+    full = _trained(study, "full", _texts(rows["train"]), train)
+    whole = {split: marked(full, own) for split, own in rows.items()}
+    texts = {split: _kept(full, own, None) for split, own in whole.items()}
+    whole_cost, table = _macs(full, texts["dev"]), {FULL: _cell(full, texts["dev"])}
+    for strategy in STRATEGIES:
+        files = {split: study.folder("rows", f"{strategy} {split}.json") for split in whole}
+        for split, file in files.items():
+            if not file.is_file():
+                write_json(file, _kept(full, whole[split], strategy))
+        own = _trained(study, strategy, read_json(files["train"]), train)
+        table[strategy] = _cell(own, read_json(files["dev"]))
+    for cell in table.values():
+        cell["mac_share"] = round(cell["mac_share"] / whole_cost, 6)
+    made = {**_about(study, len(whole["dev"]), len(rows["dev"])), "strategies": table}
+    write_json(path, made)
+    return made
+
+
+def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None) -> list[dict[str, Any]]:
+    """Texts of the chosen words; of all words that fit without a strategy."""
+    made = []
+    for row in rows:
+        words = range(len(row.truth)) if strategy is None else chosen(full, row, strategy)
+        made.append({"text": " ".join(row.tokens[word] for word in words), "label": row.label})
+    return made
+
+
+def _macs(model: Loaded, rows: Sequence[Row]) -> float:
+    predictor = Predictor(model)
+    return predictor.full_macs(predictor.prepare(rows, "rows"))
+
+
+def _cell(model: Loaded, rows: Sequence[Row]) -> dict[str, Any]:
+    predictor = Predictor(model)
+    data = Data(rows, predictor.prepare(rows, "rows"))
+    policy = model.method.policy(model.network, model.method.settings())
+    metrics, _ = score(model.network, predictor.engine, policy, data)
+    return {"accuracy": round(metrics["accuracy"], 6), "mac_share": _macs(model, rows)}
+
+
+def _about(study: Study, used: int, given: int) -> dict[str, Any]:
+    return {
+        "data": Path(study.data).resolve().name,
+        "split": "dev",
+        "rows": used,
+        "rows_without_marked_words": given - used,
+        "max_length": study.max_length,
+        "model": model_name(study.model),
+        "seed": study.schedule.seed,
+        "epochs": study.schedule.epochs,
+        "hardware": hardware(),
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Both measures over the layers, a line per technique."""
+    figure = Figure(figsize=(7.2, 5.6), dpi=150, layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, metric, name in zip(panels, ("false_positive_rate", "average_precision"), ("FPR", "mAP"), strict=True):
+        for technique, own in found.items():
+            axes.plot(range(1, len(own[metric]) + 1), own[metric], "o-", markersize=4, label=technique)
+        axes.set_ylabel(name)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[1].set_xlabel("layer")
+    panels[0].legend(frameon=False, fontsize=8, ncols=2)
+    canvas = FigureCanvasAgg(figure)
+    with replacing(path) as fresh, fresh.open("wb") as file:
+        canvas.print_png(file)
+
+
+def agreement_table(made: dict[str, Any]) -> Table:
+    """A line per technique, a column per layer: average precision / false-positive rate."""
+    first = next(iter(made["techniques"].values()))["average_precision"]
+    table = Table("mAP / FPR", *(f"layer {i}" for i in range(1, len(first) + 1)))
+    for name, own in made["techniques"].items():
+        pairs = zip(own["average_precision"], own["false_positive_rate"], strict=True)
+        table.add_row(name, *(f"{precision:.3f} / {wrong:.3f}" for precision, wrong in pairs))
+    return table
+
+
+def selection_table(made: dict[str, Any]) -> Table:
+    """A line per strategy."""
+    table = Table("fine-tuned on", "accuracy", "share of compute")
+    for name, cell in made["strategies"].items():
+        table.add_row(name.replace("[", "\\["), f"{cell['accuracy']:.4f}", f"{cell['mac_share']:.3f}")
+    return table

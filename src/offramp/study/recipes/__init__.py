@@ -1,0 +1,68 @@
+"""Published hyperparameters, one YAML file each, `<method>/<data set>.yaml`; the folders are the list.
+
+A recipe says what `offramp train` would otherwise be told by flags; whatever is said on the command line wins. Numbers
+are those of the papers or their code, found for BERT-base and their data: a starting point elsewhere. `--epochs` counts
+each stage of a method; where a paper gives its stages different lengths, the recipe says so in a comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from offramp.errors import OfframpError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the defaults are those of the command."""
+
+    method: str
+    task: str = "classification"
+    epochs: int = 3
+    batch_size: int = 32
+    lr: float = 5e-5
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    max_length: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def told(self, flags: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
+        """The recipe with what somebody said explicitly: fields by name, and the method's options."""
+        method = str(flags.get("method", self.method))
+        if self.method not in method.split("+"):
+            fix = "leave --method out, or choose a recipe of that method"
+            raise OfframpError(f"the method {method!r}", f"a recipe of {self.method!r}", fix)
+        return replace(self, **flags, options={**self.options, **options})
+
+
+def names() -> list[str]:
+    """The recipes there are."""
+    folders = (folder for folder in files(__name__).iterdir() if folder.is_dir())
+    found = [(f.name, file.name) for f in folders for file in f.iterdir() if file.name.endswith(".yaml")]
+    return sorted(f"{method}/{file.removesuffix('.yaml')}" for method, file in found)
+
+
+def load(name: str) -> Recipe:
+    """A recipe by name; an unknown one is answered with those there are."""
+    if name not in names():
+        method = name.split("/")[0]
+        fix = ", ".join(n for n in names() if n.split("/")[0] == method) or ", ".join(names())
+        raise OfframpError("a recipe", repr(name), f"use one of: {fix}")
+    method, data = name.split("/")
+    return parse(files(__name__).joinpath(method, f"{data}.yaml").read_text(encoding="utf-8"), method)
+
+
+def parse(text: str, method: str) -> Recipe:
+    """A recipe from its file, for the method of its folder."""
+    said = yaml.safe_load(text) or {}
+    known = {f.name for f in fields(Recipe)} - {"method"}
+    odd = set(said) - known
+    if odd:
+        given, fix = f"unknown entries: {', '.join(sorted(odd))}", f"known: {', '.join(sorted(known))}"
+        raise OfframpError("a recipe", given, fix)
+    return Recipe(method, **said)

@@ -1,0 +1,294 @@
+"""AdapLeR: who leaves, what fades, what each loss moves, and what the saliency of a token is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offramp import engines, methods, tasks
+from offramp.core import cost
+from offramp.core.loop import State, run
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+from offramp.methods import adapler
+from offramp.methods.adapler import FineTune, LengthTraining, Options, Policy, Settings
+from offramp.model.folder import assemble
+from offramp.parts import rows
+from offramp.parts.batch import Batch, Data, batch, packed_rows
+from offramp.parts.fading import Fading, fade
+from offramp.parts.losses import last_exit
+from offramp.parts.network import Network
+from offramp.parts.saliency import saliency
+from offramp.parts.trace import Soft, trace
+from offramp.text.tokenise import Encoded
+from tests import runs, tiny
+
+LENGTHS = [9, 3, 17, 5]
+GIVEN = {
+    "classification": [{"text": "a", "label": i % 3} for i in range(4)],
+    "regression": [{"text": "a", "label": i / 2} for i in range(4)],
+    "tagging": [{"tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]} for n in LENGTHS],
+}
+
+
+def build(task: str = "classification", options: Options | None = None, **config: Any) -> tuple[Network, Data]:
+    """A tiny network whose predictors really prefer some tokens, and rows."""
+    spec = tasks.get(task).from_rows(GIVEN[task], "rows")
+    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, **config)
+    torch.manual_seed(1)
+    net = assemble(hf, spec, methods.get("adapler"), options or Options())
+    with torch.no_grad():
+        for _, p in net.added["extra"].named_parameters():
+            p.mul_(3.0)
+        adapler.cuts(net).eta.fill_(0.7)
+    net.eval()
+    ids = tiny.rows(LENGTHS)
+    return net, Data(GIVEN[task], [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
+
+
+def everyone(net: Network, data: Data) -> Batch:
+    return batch(net.task, data, range(len(LENGTHS)), None)
+
+
+def softly(net: Network, packed: Packed, sharpness: float) -> tuple[Tensor, Fading]:
+    cuts = adapler.cuts(net)
+    fading = Fading(net, cuts.eta.detach(), torch.ones_like(cuts.theta), sharpness)
+    made = trace(net.encoder, packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
+    return net(net.depth, made.at(net.depth)), fading
+
+
+@pytest.mark.parametrize("task", sorted(GIVEN))
+def test_soft_and_hard_agree_as_the_mask_sharpens(task: str) -> None:
+    net, data = build(task)
+    packed = packed_rows(net.task, data.encoded)
+    with torch.no_grad():
+        hard = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed)
+        gaps = [(softly(net, packed, s)[0] - hard.logits).abs().max().item() for s in (10.0, 1e3, 1e7)]
+        _, fading = softly(net, packed, 1e7)
+    assert gaps[0] > gaps[2] and gaps[2] < 1e-3
+    fed = cost.tokens_kept(hard.log, net.depth, len(LENGTHS)) * net.depth
+    assert fed.sum() < sum(LENGTHS) * net.depth, "nobody left, so nothing was tested"
+    assert torch.allclose(torch.stack(fading.lengths).sum(0).double(), fed, atol=1e-3)
+
+
+def test_the_soft_mask_is_the_papers_function() -> None:
+    limit, sharpness = torch.tensor(0.25), 27.0
+    low, high, at = (fade(torch.tensor(x), limit, sharpness).item() for x in (0.1, 0.6, 0.25))
+    assert low == pytest.approx(27 / 0.25 * (0.1 - 0.25) - 0.1 / 27)
+    assert high == pytest.approx((0.6 - 1) * 0.1 / (0.75 * 27)) and at == pytest.approx(-0.1 / 27)
+    assert fade(torch.tensor(0.0), limit, 1e9).item() == -10_000.0
+
+
+class Watched(Policy):
+    """Notes the first tokens that go on."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        super().__init__(network, settings)
+        self.firsts: list[list[int]] = []
+        self.lengths: list[list[int]] = []
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        keep = super().enter(layer, s)
+        assert keep is not None
+        left = s.packed.keep_tokens(keep)
+        self.firsts.append(left.tokens["position"][left.starts].tolist())
+        self.lengths.append(left.lengths.tolist())
+        return keep
+
+
+def test_the_first_token_never_leaves_even_alone() -> None:
+    net, data = build()
+    watched = Watched(net, Settings(scale=1000.0))
+    run(engines.make("torch", net.encoder), net, watched, packed_rows(net.task, data.encoded))
+    assert watched.firsts == [[0] * 4] * net.depth and watched.lengths == [[1] * 4] * net.depth
+
+
+def test_the_rule_counts_the_tokens_left() -> None:
+    """Before layer 1: a token stays if its softmax share is at least η/n."""
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    watched = Watched(net, Settings(scale=1.2))
+    run(engines.make("torch", net.encoder), net, watched, packed)
+    states = net.encoder.embed(packed).split(LENGTHS)
+    for row, own in enumerate(states):
+        share = net.added["extra"]["1"](own).softmax(0)
+        keep = share >= 1.2 * 0.7 / len(own)
+        keep[0] = True
+        assert watched.lengths[0][row] == int(keep.sum())
+
+
+def test_predictors_are_paid_for_only_when_they_run() -> None:
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    log = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed).log
+    assert net.extra(1).token == 32 * 32 + 32 and [e.layer for e in log if e.what == "extra"] == [1, 2, 3]
+    idle = run(engines.make("torch", net.encoder), net, Policy(net, Settings()), packed).log
+    assert not [e for e in idle if e.what == "extra"]
+
+
+def stage_of(net: Network, data: Data, folder: Path, **options: Any) -> LengthTraining:
+    made = LengthTraining(net, options=Options(**options))
+    made.prepare(data, folder)
+    net.eval()
+    return made
+
+
+def gradients(stage: LengthTraining, some: Batch) -> dict[str, Tensor]:
+    for _, p in stage.network.named_parameters():
+        p.grad = None
+    stage.step(some, lambda loss: loss.backward())
+    return {name: p.grad.clone() for name, p in stage.network.named_parameters() if p.grad is not None}
+
+
+def test_the_length_loss_reaches_thresholds_and_amplifiers_only(tmp_path: Path) -> None:
+    net, data = build()
+    some = everyone(net, data)
+    without, with_it = (gradients(stage_of(net, data, tmp_path, phi=phi), some) for phi in (0.0, 1.0))
+    moved = {name for name in with_it if not torch.allclose(with_it[name], without[name], atol=1e-6)}
+    assert moved == {"added.cuts.eta", "added.cuts.theta"}
+
+
+def test_predictors_loss_never_moves_the_thresholds(tmp_path: Path) -> None:
+    net, data = build()
+    some = everyone(net, data)
+    without, with_it = (gradients(stage_of(net, data, tmp_path, gamma=gamma), some) for gamma in (0.0, 1.0))
+    assert all(torch.equal(with_it[name], without[name]) for name in ("added.cuts.eta", "added.cuts.theta"))
+    assert not torch.allclose(with_it["added.extra.1.inner.weight"], without["added.extra.1.inner.weight"])
+
+
+def test_the_dummy_variable_carries_the_gradient_of_the_amplifier() -> None:
+    """Where predictors say exactly what the amplified saliency is, ∂/∂θ = ∂/∂θ_d ÷ θ (the paper's Appendix B)."""
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    raw, first = torch.rand(packed.total) + 0.1, rows.first(packed)
+    theta = torch.tensor(2.5, requires_grad=True)
+    wanted = torch.where(first, raw * theta, raw)
+    wanted = wanted / rows.total(wanted, packed)[packed.row_of_token]
+    dummy = torch.ones((), requires_grad=True)
+    said = rows.log_softmax(wanted.detach().log() + first * dummy.log(), packed).exp()
+    assert torch.allclose(said, wanted)
+    weights = torch.randn(packed.total)
+    (by_theta,) = torch.autograd.grad((wanted * weights).sum(), theta)
+    (by_dummy,) = torch.autograd.grad((said * weights).sum(), dummy)
+    assert by_theta.item() == pytest.approx((by_dummy / theta).item(), rel=1e-4)
+
+
+def test_amplifiers_get_the_dummys_gradient_over_themselves(tmp_path: Path) -> None:
+    net, data = build()
+    some = everyone(net, data)
+    ones = gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"]
+    with torch.no_grad():
+        adapler.cuts(net).theta.fill_(4.0)
+    assert torch.allclose(gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"], ones / 4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("task", sorted(GIVEN))
+def test_saliency_is_the_norm_of_gradient_times_input(task: str) -> None:
+    """Each row alone through Hugging Face's model, from its embedding output."""
+    net, data = build(task, hidden_dropout_prob=0.0)
+    made = saliency(net, everyone(net, data)).split(LENGTHS)
+    targets = everyone(net, data).targets
+    for i, encoded in enumerate(data.encoded):
+        hidden = net.hf.base_model.embeddings(input_ids=torch.tensor([encoded.ids])).detach().requires_grad_()
+        body = net.hf.base_model
+        states = body.encoder(hidden).last_hidden_state
+        if task == "tagging":
+            own = targets.split(LENGTHS)[i]
+            said = net.hf.classifier(states)[0].log_softmax(-1)
+            said = said[torch.arange(len(own)), own].mean()
+        else:
+            logits = net.hf.classifier(body.pooler(states))[0]
+            said = logits[int(targets[i])] if task == "classification" else logits[0]
+        (grad,) = torch.autograd.grad(said, hidden)
+        assert torch.allclose(made[i], (grad * hidden).norm(dim=2)[0], rtol=1e-3, atol=1e-6)
+
+
+def test_sharpness_spans_the_stage_whatever_its_length() -> None:
+    net, _ = build()
+    stage = LengthTraining(net, options=Options())
+    seen = []
+    for share in (0.0, 0.4, 0.8, 0.99):
+        stage.reached(share)
+        seen.append(stage.sharpness)
+    assert seen == pytest.approx([10.0, 1e3, 1e5, 1e5])
+
+
+def test_the_fastest_epoch_within_a_point_is_kept() -> None:
+    net, _ = build()
+    stage = LengthTraining(net, options=Options(slack=0.01), reference={"accuracy": 0.90})
+    epoch = [{"accuracy": a, "mac_share": m} for a, m in [(0.91, 0.5), (0.895, 0.3), (0.88, 0.1), (0.892, 0.4)]]
+    assert stage.select(epoch) == 1
+    assert stage.select([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
+
+
+def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
+    net, data = build(options=Options(best=2))
+    first = FineTune(net, options=Options(best=2))
+    first.prepare(data, tmp_path)
+    history, seen = [], []
+    for score in (0.5, 0.9, 0.8):
+        with torch.no_grad():
+            net.hf.classifier.weight.mul_(1.5)
+        seen.append(saliency(net, everyone(net, data)))
+        history.append({"accuracy": score})
+        first.end_epoch(history)
+    assert torch.allclose(first.averaged(), (seen[1] + seen[2]) / 2)
+    stage = LengthTraining(net, options=Options(), first=first)
+    stage.prepare(data, tmp_path)
+    assert torch.allclose(torch.cat(stage.taught.rows), (seen[1] + seen[2]) / 2)
+
+
+def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -> None:
+    net, data = build()
+    seen: list[dict[int, Tensor]] = []
+
+    def objective(network: Network, made: Any, some: Batch) -> Tensor:
+        seen.append(made.present)
+        return 2 * last_exit(network, made, some)
+
+    _, stage = adapler.stages(net, Options(), objective)
+    stage.prepare(data, tmp_path)
+    logged = stage.step(everyone(net, data), lambda loss: loss.backward())
+    plain = LengthTraining(net, options=Options())
+    plain.prepare(data, tmp_path)
+    assert logged["loss"].item() == pytest.approx(2 * plain.step(everyone(net, data), lambda _: None)["loss"].item())
+    assert sorted(seen[0]) == [1, 2, 3] and all(p.min() >= 0 and p.max() <= 1 for p in seen[0].values())
+
+
+def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
+    run_folder = runs.train(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
+    from offramp.model.predictor import Predictor
+
+    predictor = Predictor.load(str(run_folder))
+    shares = [p.mac_share for p in predictor.points.points]
+    assert min(shares) < 0.9 and adapler.cuts(predictor.network).eta.mean() > 0.3
+
+
+def test_starting_from_the_pretrained_model(base: str, tmp_path: Path) -> None:
+    net, data = build(options=Options(start="pretrained"))
+    first, stage = adapler.stages(net, Options(start="pretrained"))
+    first.prepare(data, tmp_path)
+    before = copy.deepcopy(net.hf.state_dict())
+    with torch.no_grad():
+        net.hf.classifier.weight.add_(1.0)
+    first.end_epoch([{"accuracy": 0.5}])
+    stage.prepare(data, tmp_path)
+    assert all(torch.equal(t, before[name]) for name, t in net.hf.state_dict().items())
+    alone = LengthTraining(net, options=Options(start="pretrained"))
+    with pytest.raises(OfframpError, match="leave --init out"):
+        alone.prepare(data, tmp_path / "other")
+
+
+def test_bad_settings_and_tasks_are_refused() -> None:
+    with pytest.raises(OfframpError, match="nobody leaves"):
+        Settings(scale=-1.0)
+    with pytest.raises(OfframpError, match="phi"):
+        Options(phi=-0.1)
+    spec = tasks.get("masked_lm").from_rows([{"text": "a"}], "rows")
+    with pytest.raises(OfframpError, match="branchynet"):
+        assemble(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), Options())

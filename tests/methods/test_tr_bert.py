@@ -1,0 +1,190 @@
+"""TR-BERT: where it cuts, what a choice is worth, and which choices become likelier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offramp import engines, methods, tasks
+from offramp.core import cost
+from offramp.core.loop import run
+from offramp.errors import OfframpError
+from offramp.methods import tr_bert
+from offramp.methods.tr_bert import Options, Policy, Settings
+from offramp.model.folder import assemble
+from offramp.parts.batch import Batch, Data, batch, packed_rows
+from offramp.parts.losses import last_exit
+from offramp.parts.network import Network
+from offramp.parts.rollout import Rollout, hard, points, tiled
+from offramp.parts.trace import trace
+from offramp.text.tokenise import Encoded
+from tests import runs, tiny
+
+LENGTHS = [9, 3, 17, 5]
+GIVEN = [{"text": "a", "label": i % 3} for i in range(4)]
+TAGGED = [{"tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]} for n in LENGTHS]
+
+
+def build(task: str = "classification") -> tuple[Network, Data]:
+    given = TAGGED if task == "tagging" else GIVEN
+    spec = tasks.get(task).from_rows(given, "rows")
+    torch.manual_seed(1)
+    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
+    net = assemble(hf, spec, methods.get("tr_bert"), Options())
+    net.eval()
+    ids = tiny.rows(LENGTHS)
+    return net, Data(given, [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
+
+
+def everyone(net: Network, data: Data) -> Batch:
+    return batch(net.task, data, range(len(LENGTHS)), None)
+
+
+def rolled(net: Network, many: Any, **given: Any) -> tuple[Rollout, Tensor]:
+    made = Rollout(net, **given)
+    torch.manual_seed(0)
+    return made, run(engines.make("torch", net.encoder), net, made, many).logits
+
+
+def test_cuts_are_where_the_published_models_have_them() -> None:
+    assert points(12) == (2, 7) and points(6) == (2, 4) and points(3) == (2,) and points(1) == (1,)
+
+
+def test_blocks_of_the_same_rows() -> None:
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    many = tiled(packed, 3)
+    assert many.lengths.tolist() == LENGTHS * 3 and many.rows["origin"].tolist() == list(range(12))
+    assert torch.equal(many.tokens["id"].view(3, -1)[2], packed.tokens["id"])
+    assert torch.equal(many.tokens["origin"], torch.arange(packed.total * 3))
+    engine = engines.make("torch", net.encoder)
+    once, often = (run(engine, net, Policy(net, Settings()), p).logits for p in (packed, many))
+    assert torch.allclose(often, once.repeat(3, 1), atol=1e-5)
+
+
+def test_guided_rows_keep_the_most_worthy_tokens() -> None:
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    worth = torch.rand(packed.total, 2)
+    worth[packed.starts] = 2.0
+    with torch.no_grad():  # everybody stays with probability 1/2
+        for _, p in net.added.named_parameters():
+            p.zero_()
+    made, _ = rolled(net, packed, worth=worth, guided=4)
+    kept = [made.stayed[0][packed.row_of_token[made.stayed[0]] == row] for row in range(4)]
+    for row, (start, n) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
+        wanted = round(n / 2)  # of probabilities 1/2; Python and torch round halves to even alike
+        best = worth[start : start + n, 0].topk(wanted).indices + start
+        assert kept[row].tolist() == sorted(best.tolist())
+
+
+def test_better_choices_become_likelier() -> None:
+    """The advantage is a choice's reward less the mean of its row's; the loss is advantage × mean −log p."""
+    net, data = build()
+    many = tiled(packed_rows(net.task, data.encoded), 2)
+    made, _ = rolled(net, many)
+    losses = torch.rand(8)
+    kept = made.kept(many)
+    counts = [[int((many.row_of_token[s] == row).sum()) for row in range(8)] for s in made.stayed]
+    by_hand = [sum(c[row] for c in counts) / 2 / many.lengths[row].item() for row in range(8)]
+    assert kept.tolist() == pytest.approx(by_hand)
+    reward = -losses - 0.5 * kept
+    surprise = torch.stack(made.surprise).mean(0)
+    expected = sum((reward[i] - (reward[i % 4] + reward[i % 4 + 4]) / 2) * surprise[i] for i in range(8)) / 8
+    assert made.loss(losses, 0.5, many, 2).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
+    net, data = build()
+    packed = packed_rows(net.task, data.encoded)
+    made, _ = rolled(net, packed)
+    with torch.no_grad():
+        states = trace(net.encoder, packed).states[1]
+        chance = net.added["extra"]["2"](states).sigmoid()
+    stayed = torch.zeros(packed.total, dtype=torch.bool)
+    stayed[made.stayed[0]] = True
+    told = torch.where(stayed, chance, 1 - chance).log()
+    for row, (start, n) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
+        assert stayed[start], "the first token left"
+        own = -told[start + 1 : start + n].mean().item()
+        assert made.surprise[0][row].item() == pytest.approx(own, rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["classification", "tagging"])
+def test_a_choice_as_masks_is_the_choice_itself(task: str) -> None:
+    net, data = build(task)
+    packed = packed_rows(net.task, data.encoded)
+    many = tiled(packed, 3)
+    with torch.no_grad():
+        made, logits = rolled(net, many)
+        soft = trace(net.encoder, packed, hard(made, packed, net))
+        again = net(net.depth, soft.at(net.depth))
+    assert torch.allclose(again, logits[-len(again) :], atol=1e-4)
+    assert not torch.allclose(again, logits[: len(again)], atol=1e-3), "all choices were alike"
+
+
+def test_the_heuristic_is_gradient_times_change() -> None:
+    net, data = build()
+    some = everyone(net, data)
+    made = tr_bert.worth(net, some)
+    assert made.shape == (sum(LENGTHS), 2)
+    at = 0
+    for row, n in enumerate(LENGTHS):
+        alone = batch(net.task, data, [row], None)
+        states = trace(net.encoder, alone.packed).states
+        body = states[3].detach().requires_grad_()  # two thirds of four layers, and one
+        layer = net.encoder.layers[3]
+        top = layer.feed(layer.attend(body, body, alone.packed.layout, False, None)[0])
+        loss = torch.nn.functional.cross_entropy(net(4, alone.packed.with_states(top)), alone.targets)
+        (grad,) = torch.autograd.grad(loss, body)
+        for place, cut in enumerate(points(4)):
+            expected = (grad * (states[3] - states[cut - 1])).sum(1).abs()
+            assert torch.allclose(made[at : at + n, place], expected, rtol=1e-3, atol=1e-6)
+        at += n
+
+
+def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path) -> None:
+    net, data = build()
+    seen: list[Any] = []
+
+    def objective(network: Network, made: Any, some: Batch) -> Tensor:
+        seen.append(made)
+        return last_exit(network, made, some)
+
+    stage = tr_bert.stages(net, Options(samples=2), objective)[-1]
+    stage.prepare(data, tmp_path)
+    stage.step(everyone(net, data), lambda loss: loss.backward())
+    assert len(seen) == 1 and sorted(seen[0].present) == [1, 2, 3, 4] and bool((seen[0].present[1] == 1).all())
+    assert all(p.grad is not None for name, p in net.named_parameters() if "pooler" not in name)
+
+
+def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
+    net, data = build()
+    result = run(
+        engines.make("torch", net.encoder),
+        net,
+        Policy(net, Settings(threshold=1.0)),
+        packed_rows(net.task, data.encoded),
+    )
+    kept = cost.tokens_kept(result.log, net.depth, 4) * net.depth
+    assert kept.tolist() == [n + 3 for n in LENGTHS]
+
+
+def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
+    folder = runs.train(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "head_lr": 0.02})
+    from offramp.model.predictor import Predictor
+
+    predictor = Predictor.load(str(folder))
+    assert predictor.points is not None and min(p.mac_share for p in predictor.points.points) < 0.9
+
+
+def test_bad_settings_are_refused() -> None:
+    for wrong in ({"samples": 1}, {"alpha": -1.0}, {"guide": 2.0}):
+        with pytest.raises(OfframpError):
+            Options(**wrong)
+    with pytest.raises(OfframpError, match="everybody stays"):
+        Settings(threshold=1.5)
