@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
+from offramp.budget.ladder import ladder
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -25,7 +26,7 @@ from offramp.parts.batch import Data
 from offramp.parts.criteria import token_doubt
 from offramp.parts.exits import DoubtPolicy
 from offramp.parts.network import Network
-from offramp.parts.space import Integer, Threshold
+from offramp.parts.space import Integer, Lengths, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
@@ -59,6 +60,8 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
     if isinstance(space, Integer):
         most = len(network.ramps) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]
+    if isinstance(space, Lengths):
+        return [{space.name: shares} for shares in ladder(network, recording.packed.lengths, RERUNS - 1)]
     if not isinstance(space, Threshold):
         return []
     if not space.replay:

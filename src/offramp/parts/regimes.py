@@ -19,6 +19,11 @@ from offramp.parts.trace import Soft, Trace, trace
 Objective = Callable[[Network, Trace, Batch], Tensor]
 
 
+def last_exit(network: Network, made: Trace, batch: Batch) -> Tensor:
+    """The model's own head alone: what a length method learns by when no exits are asked for."""
+    return exit_loss(network, network.depth, made.at(network.depth), batch)
+
+
 def weighted_exits(network: Network, options: ExitOptions, made: Trace, batch: Batch) -> Tensor:
     """Weighted sum of all exits' losses, the last exit included."""
     layers = [*sorted(network.ramps), network.depth]
