@@ -48,7 +48,7 @@ class Method:
             fit = [name for name in names() if get(name).needs <= network.task.provides]
             raise OfframpError(
                 f"method {self.name!r} on the task {network.task.name!r}",
-                f"a task that has no {', '.join(sorted(missing))} over answers",
+                f"a task without {' and '.join(sorted(missing))}",
                 f"use one of: {', '.join(fit)}",
             )
 
