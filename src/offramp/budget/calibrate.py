@@ -1,13 +1,14 @@
 """Settings for a budget, found on held-out rows.
 
 Methods that replay are recorded once; thresholds get a temperature and a search per off-ramp. The others run for real
-at a few settings. Either way the result is the Pareto front, the loosest setting last.
+at a few settings. A pair is both: for each of a few settings of its length method the exits are recorded and searched.
+Either way the result is the Pareto front, the loosest setting last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from offramp.budget.ladder import ladder
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
+from offramp.core.policy import Both, Policy
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
@@ -42,6 +44,16 @@ class Subject:
     network: Network
     method: Method
     data: Data
+    under: Policy = field(default_factory=Policy)  # what drops tokens meanwhile, where the method is a pair's exits
+
+    @property
+    def replays(self) -> bool:
+        """Whether one recording tells what every setting would do."""
+        return isinstance(self.method.space, Threshold | Integer) and self.method.space.replay
+
+    def record(self) -> Recording:
+        """What every exit says."""
+        return record(self.network, self.data, policy=self.under)
 
     def run(self, settings: Settings, recording: Recording | None) -> Outcome:
         """One setting: replayed if there is a recording, else for real."""
@@ -49,7 +61,15 @@ class Subject:
         policy = self.method.policy(self.network, made)
         if recording is not None:
             return replay(self.network, recording, policy)
-        return run_encoded(self.network, engines.make("torch", self.network.encoder), policy, self.data.encoded)
+        engine = engines.make("torch", self.network.encoder)
+        return run_encoded(self.network, engine, Both(self.under, policy), self.data.encoded)
+
+    def given(self, settings: Settings) -> Subject:
+        """The exits of a pair while its length method runs at these settings."""
+        assert self.method.pair is not None
+        length, depth = self.method.pair.length, self.method.pair.depth
+        made = methods.configure(length.settings, settings, length.name)
+        return replace(self, method=depth, under=length.policy(self.network, made))
 
 
 def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
@@ -111,10 +131,10 @@ def _half(subject: Subject) -> Subject:
     return replace(subject, data=Data(rows, kept))
 
 
-def per_exit(subject: Subject, limit: int = POINTS) -> list[Settings]:
+def per_exit(subject: Subject, limit: int = POINTS, recording: Recording | None = None) -> list[Settings]:
     """Settings with a threshold and a temperature for each off-ramp, spread evenly over the front in cost."""
     network, method = subject.network, subject.method
-    recording = record(network, subject.data)
+    recording = recording or subject.record()
     heat = fit_temperatures(network, recording, subject.data)
     doubts = _doubts(network, method, {"temperatures": heat}, recording)
     known = table(network, recording, subject.data, doubts)
@@ -137,17 +157,29 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
-    space = method.space
-    recording = record(network, data)
-    point = _pointer(subject, recording if method.replays else None)
-    settings = candidates(network, method, recording)
-    if isinstance(space, Threshold) and method.replays:
-        settings += per_exit(_half(subject))
-    tried = [point(one) for one in settings]
-    return Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
+    *tried, loosest = explore(subject)
+    return Points(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
 
 
-def _pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
+def explore(subject: Subject) -> list[Point]:
+    """What settings do, tightest first and the loosest last; of a pair all exits under a few of its lengths."""
+    network, method, recording = subject.network, subject.method, subject.record()
+    if method.pair is None:
+        settings = candidates(network, method, recording)
+        if isinstance(method.space, Threshold) and subject.replays:
+            settings += per_exit(_half(subject))
+        point = pointer(subject, recording if subject.replays else None)
+        return [point(one) for one in [*settings, {}]]
+    length, found = method.pair.length, []
+    for one in [*candidates(network, length, recording), {}]:
+        made = asdict(methods.configure(length.settings, one, length.name))
+        join = method.pair.settings.join
+        found += [replace(p, settings=join(made, p.settings)) for p in explore(subject.given(one))]
+    return found
+
+
+def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
+    """What a setting does on the subject's rows: replayed if there is a recording, else for real."""
     task, data = subject.network.task, subject.data
     full = float(full_macs(subject.network, data.encoded).sum())
 

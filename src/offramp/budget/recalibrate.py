@@ -12,15 +12,15 @@ import numpy as np
 
 from offramp import methods
 from offramp.budget import risk as risks
-from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, per_exit
-from offramp.budget.record import Recording, record
+from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, explore, per_exit
+from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import write_text
-from offramp.model.points import Guarantee, Points
+from offramp.model.points import Guarantee, Points, pareto
 from offramp.model.predictor import Predictor
 from offramp.model.runner import by_row, full_macs
 from offramp.parts.batch import Data
@@ -40,7 +40,7 @@ def recalibrate(
     if risk is not None:
         _check_provable(predictor, rows, risk, confidence)
     recipe = folders.read_recipe(run)
-    _warn_of_known_rows(recipe, mark, source, risk)
+    warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
     points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
     for doubt in [] if isinstance(method.space, Fixed) else complaints(points):
@@ -62,7 +62,8 @@ def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, conf
     risks.check(risk, confidence, len(rows) - len(rows) // 2)
 
 
-def _warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+    """Say so when points will flatter themselves, or a guarantee would be void."""
     if mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
         why = "are rows this run was trained on: its points will look better than they are"
         warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
@@ -87,10 +88,10 @@ def complaints(points: Points) -> list[str]:
 def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
     find, test = risks.halves(len(rows), seed=0)
-    network, method = predictor.network, predictor.model.method
+    method = predictor.model.method
     first = _subject(predictor, [rows[i] for i in find])
     second = _subject(predictor, [rows[i] for i in test])
-    tapes = [record(network, subject.data) if method.replays else None for subject in (first, second)]
+    tapes = [subject.record() if subject.replays else None for subject in (first, second)]
     ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
 
     def measured(settings: Settings) -> tuple[Losses, float]:
@@ -109,10 +110,12 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 
 
 def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
-    tape = tape or record(subject.network, subject.data)
+    if subject.method.pair is not None:
+        *tried, loosest = explore(subject)
+        return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
+    tape = tape or subject.record()
     found = candidates(subject.network, subject.method, tape)
-    per_ramp = isinstance(subject.method.space, Threshold) and subject.method.replays
-    return found + (per_exit(subject) if per_ramp else [])
+    return found + (per_exit(subject) if isinstance(subject.method.space, Threshold) and subject.replays else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

@@ -3,8 +3,8 @@
 What it does: between attention and feed-forward each layer keeps the tokens that received the most attention. Training
 takes a fine-tuned model and updates, in every step, the full model on the labels and shorter ones on what the full one
 says (in-place distillation): the shortest possible and `sandwiches` random ones (LengthDrop: each layer keeps between
-1 − drop and all of what it got), layers being skipped at random (LayerDrop). Where answers are per token, dropped tokens
-come back at the end with the state they had (drop-and-restore). Lengths for a budget are found by `offramp search`.
+1 − drop and all of what it got), layers being skipped at random (LayerDrop). Where answers are per token, dropped
+tokens come back at the end with their last state (drop-and-restore). `offramp search` finds lengths for a budget.
 Modifications from the paper and its code: lengths are shares of a row's real length (drawn from the padded maximum,
 early drops eat padding only); each row keeps its own tokens; kept tokens stay in order; KL(full ‖ short) unless
 `kl=reverse`, which the code computes; a dropped token's last state includes the attention half of its last layer; the
@@ -25,9 +25,9 @@ from offramp.core import policy
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
 from offramp.parts.lengths import LengthPolicy, LengthSettings, Trained, constant
-from offramp.parts.losses import exit_loss
+from offramp.parts.losses import exit_loss, last_exit
 from offramp.parts.network import Network
-from offramp.parts.regimes import Objective, last_exit
+from offramp.parts.regimes import Objective
 from offramp.parts.space import Lengths
 from offramp.parts.stage import Backward, Stage
 from offramp.parts.tape import tape
@@ -122,7 +122,7 @@ class LengthDrop(Stage):
 
 
 def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
-    """Two: fine-tune (which `--init` replaces), then length drop, through an exit method's objective if there is one."""
+    """Two: fine-tune (which `--init` replaces), then length drop, by an exit method's objective if there is one."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
         LengthDrop(network, "length drop", options.head_lr, options=options, objective=objective),

@@ -26,8 +26,9 @@ from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch, Data
 from offramp.parts.lengths import best, check_depth, ranks
+from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
-from offramp.parts.regimes import Objective, last_exit
+from offramp.parts.regimes import Objective
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Groups, Stage
 from offramp.parts.tape import tape

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def check_falling(name: str, values: Sequence[float]) -> None:
     if any(not 0.0 < value <= 1.0 for value in values):
         fix = "give shares of the row's length, above 0 and at most 1, e.g. 0.8,0.6,0.4"
         raise OfframpError(f"{name} of the layers", _listed(values), fix)
-    for layer, (before, after) in enumerate(zip(values, values[1:], strict=False), start=2):
+    for layer, (before, after) in enumerate(pairwise(values), start=2):
         if after > before:
             given = f"{_listed(values)}, where layer {layer} would keep more than the layer before it"
             fix = "dropped tokens do not come back: never let a value be above the one before"

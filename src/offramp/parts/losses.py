@@ -27,3 +27,8 @@ def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Ten
 def exit_losses(network: Network, trace: Trace, batch: Batch, layers: list[int]) -> Tensor:
     """The task's loss of each exit."""  # [exits]
     return torch.stack([exit_loss(network, layer, trace.at(layer), batch) for layer in layers])
+
+
+def last_exit(network: Network, trace: Trace, batch: Batch) -> Tensor:
+    """The task's loss of the full model's answer: the objective where no depth method brings its own."""
+    return exit_loss(network, network.depth, trace.at(network.depth), batch)

@@ -6,7 +6,7 @@ it. Either way `at(layer)` is what an exit would read there, so one objective se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -28,6 +28,11 @@ class Tape(Trace):
     def at(self, layer: int) -> Packed:
         """What an exit after a layer reads: the live tokens, or (answers per token) all of them put back."""
         return self.layers[layer]
+
+    def detached(self) -> Tape:
+        """The same states without a way back for gradients."""
+        layers = [batch.with_states(batch.states.detach()) for batch in self.layers]
+        return replace(self, states=[batch.states for batch in layers], layers=layers)
 
 
 def tape(network: Network, packed: Packed, policy: Policy, skip: frozenset[int] = frozenset()) -> Tape:

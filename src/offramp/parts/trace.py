@@ -7,7 +7,7 @@ gate 0 an exact copy; a key bias of −∞ is a token that is gone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -27,6 +27,10 @@ class Trace:
     def at(self, layer: int) -> Packed:
         """The batch as it stood after a layer."""
         return self.packed.with_states(self.states[layer])
+
+    def detached(self) -> Trace:
+        """The same states without a way back for gradients."""
+        return replace(self, states=[states.detach() for states in self.states])
 
 
 @dataclass(frozen=True)
