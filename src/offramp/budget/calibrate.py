@@ -7,7 +7,7 @@ Either way the result is the Pareto front, the loosest setting last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,11 +28,12 @@ from offramp.parts.batch import Data
 from offramp.parts.criteria import token_doubt
 from offramp.parts.exits import DoubtPolicy
 from offramp.parts.network import Network
-from offramp.parts.space import Integer, Lengths, Threshold
+from offramp.parts.space import Integer, Lengths, Product, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
 FEW = 200  # rows that are too few to be halved
+ENOUGH = 1000  # rows for a first look at lengths
 POINTS = 60  # per-exit settings kept
 Settings = dict[str, Any]
 
@@ -123,12 +124,22 @@ def cuts(values: NDArray[np.float64]) -> list[float]:
 
 def _half(subject: Subject) -> Subject:
     """Every second row (of many): thresholds found on these and scored on all flatter themselves less."""
-    data = subject.data
-    if len(data.rows) < FEW:
-        return subject
-    rows = list(data.rows)[::2]
-    kept = [replace(e, example=e.example // 2) for e in data.encoded if e.example % 2 == 0]
-    return replace(subject, data=Data(rows, kept))
+    count = len(subject.data.rows)
+    return subject if count < FEW else replace(subject, data=_some(subject.data, range(0, count, 2)))
+
+
+def _some(data: Data, rows: Sequence[int]) -> Data:
+    """Some of the rows, with all their windows."""
+    place = {row: number for number, row in enumerate(rows)}
+    kept = [replace(e, example=place[e.example]) for e in data.encoded if e.example in place]
+    return Data([data.rows[row] for row in rows], kept)
+
+
+def quick(method: Method, data: Data) -> Data:
+    """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
+    if len(data.rows) <= ENOUGH or not isinstance(method.space, Lengths | Product):
+        return data
+    return _some(data, [number * len(data.rows) // ENOUGH for number in range(ENOUGH)])
 
 
 def per_exit(subject: Subject, limit: int = POINTS, recording: Recording | None = None) -> list[Settings]:
