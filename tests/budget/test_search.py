@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offramp.budget import calibrate
 from offramp.budget import search as searching
 from offramp.budget.calibrate import Subject
 from offramp.budget.ladder import ladder, length_macs
@@ -29,16 +31,36 @@ genes = st.lists(st.integers(1, 100), min_size=1, max_size=12).map(lambda parts:
 SMALL = Plan(iterations=2, mutations=4, crossovers=4)
 
 
-@pytest.fixture(scope="module", params=["length_adaptive", "length_adaptive+branchynet"])
-def run(base: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    quick = Schedule(epochs=1, batch_size=16, lr=0.005)
-    return runs.train(base, tmp_path_factory.mktemp("run"), request.param, schedule=quick)
+QUICK = Schedule(epochs=1, batch_size=24, lr=0.005)
+
+
+@pytest.fixture(scope="module")
+def run(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.train(base, tmp_path_factory.mktemp("run"), "length_adaptive", schedule=QUICK)
+
+
+@pytest.fixture(scope="module")
+def pair(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.train(base, tmp_path_factory.mktemp("pair"), "length_adaptive+branchynet", schedule=QUICK)
+
+
+@pytest.fixture(params=["run", "pair"])
+def either(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
-def own(run: Path, tmp_path: Path) -> Path:
+def own(either: Path, tmp_path: Path) -> Path:
     """A run that a test may change."""
-    return Path(shutil.copytree(run, tmp_path / "own"))
+    return Path(shutil.copytree(either, tmp_path / "own"))
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small first population, few settings of exits."""
+    monkeypatch.setattr(searching, "FIRST", 4)
+    monkeypatch.setattr(calibrate, "EXITS", 6)
 
 
 def subject(run: Path, count: int = 20) -> Subject:
@@ -52,7 +74,8 @@ def test_children_never_grow_with_depth(gene: tuple[int, ...], seed: int) -> Non
     rng = np.random.default_rng(seed)
     child = mutate(gene, rng)
     for made in (child, cross(gene, child)):
-        assert list(made) == sorted(made, reverse=True) and 1 <= min(made) and max(made) <= 100 and len(made) == len(gene)
+        assert list(made) == sorted(made, reverse=True) and len(made) == len(gene)
+        assert all(1 <= part <= 100 for part in made)
 
 
 def test_crossing_is_the_mean_rounded_up() -> None:
@@ -68,13 +91,13 @@ def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
     assert (gaps > 0).all() and gaps.max() < 3 * gaps.mean()  # tokens are whole: rows cannot do every cost
 
 
-def test_counted_costs_are_those_of_a_real_run(run: Path) -> None:
+def test_counted_costs_are_those_of_a_real_run(either: Path) -> None:
     """What a configuration was said to cost without running it, and what is kept of it, equal a fresh run."""
-    given, tried = subject(run), []
+    given, tried = subject(either), []
     found = search(given, Plan(1, 3, 3), [], tried.append)
-    model = Predictor.load(run)
+    model = Predictor.load(either)
     for one in found[::3]:
-        fresh = evaluate(subject(run), one.gene)
+        fresh = evaluate(given, one.gene)
         assert [(p.mac_share, p.score) for p in fresh] == [(p.mac_share, p.score) for p in one.points]
         outcome = model.run(given.data.encoded, model.settings(given=one.points[-1].settings), batch_size=3)
         full = model.full_macs(given.data.encoded)
@@ -82,16 +105,16 @@ def test_counted_costs_are_those_of_a_real_run(run: Path) -> None:
         if given.method.pair is None:
             counted = length_macs(model.network, shares(one.gene), searching._lengths(given))
             assert outcome.macs == pytest.approx(counted.numpy())
-    assert [news.left for news in tried if news.iteration == 1] == list(range(len([n for n in tried if n.iteration]))[::-1])
+    assert [news.left for news in tried if news.iteration == 1] == list(range(len(found) - 6))[::-1]
 
 
-def test_the_front_is_monotone_and_nothing_is_tried_twice(run: Path) -> None:
+def test_the_front_is_monotone_and_nothing_is_tried_twice(either: Path) -> None:
     heard: list[News] = []
-    found = search(subject(run), SMALL, [], heard.append)
+    found = search(subject(either), SMALL, [], heard.append)
     assert len({one.gene for one in found}) == len(found) == len(heard)
     best = [point for _, point in front(found, True)]
     assert best == heard[-1].best
-    for cheap, dear in zip(best, best[1:], strict=False):
+    for cheap, dear in pairwise(best):
         assert cheap.mac_share < dear.mac_share and cheap.score < dear.score
     for one in found:
         for point in one.points:
@@ -165,17 +188,20 @@ def test_points_are_what_the_scored_rows_show(own: Path) -> None:
     model.predict(["a film"], budget=0.8)
 
 
-@pytest.mark.parametrize("what", ["model", "rows", "seed"])
-def test_a_search_of_something_else_is_refused(own: Path, what: str) -> None:
+def test_a_search_of_something_else_is_refused(run: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(run, tmp_path / "own"))
     go(own, Wish(Plan(0), 12))
-    state = json.loads((own / FILE).read_text())
-    (own / FILE).write_text(json.dumps({**state, what: "other"}))
-    with pytest.raises(OfframpError, match=r"other.*\n.*leave --resume out"):
-        go(own, Wish(Plan(0), 12, resume=True))
-    (own / FILE).write_text("{")
-    with pytest.raises(OfframpError, match="damaged"):
-        go(own, Wish(Plan(0), 12, resume=True))
-    assert go(own, Wish(Plan(0), 12))
+    state, points = json.loads((own / FILE).read_text()), (own / "points.json").read_text()
+    for what in ("model", "rows", "search_rows", "seed"):
+        (own / FILE).write_text(json.dumps({**state, what: "other"}))
+        with pytest.raises(OfframpError, match=r"other.*\n.*leave --resume out"):
+            go(own, Wish(Plan(0), 12, resume=True))
+    for damage in ("{", json.dumps({**state, "found": [{}]})):
+        (own / FILE).write_text(damage)
+        with pytest.raises(OfframpError, match="damaged"):
+            go(own, Wish(Plan(0), 12, resume=True))
+    assert (own / "points.json").read_text() == points
+    assert go(own, Wish(Plan(0), 12))["points"] == json.loads(points)["points"]
 
 
 def test_a_run_without_lengths_is_refused(trained: Path, base: str) -> None:

@@ -35,6 +35,7 @@ RERUNS = 8  # settings tried by methods that cannot be replayed
 FEW = 200  # rows that are too few to be halved
 ENOUGH = 1000  # rows for a first look at lengths
 POINTS = 60  # per-exit settings kept
+EXITS = 24  # of a pair, under each length setting
 Settings = dict[str, Any]
 
 
@@ -142,7 +143,9 @@ def quick(method: Method, data: Data) -> Data:
     return _some(data, [number * len(data.rows) // ENOUGH for number in range(ENOUGH)])
 
 
-def per_exit(subject: Subject, limit: int = POINTS, recording: Recording | None = None) -> list[Settings]:
+def per_exit(
+    subject: Subject, limit: int = POINTS, recording: Recording | None = None, generations: int = 40
+) -> list[Settings]:
     """Settings with a threshold and a temperature for each off-ramp, spread evenly over the front in cost."""
     network, method = subject.network, subject.method
     recording = recording or subject.record()
@@ -152,7 +155,7 @@ def per_exit(subject: Subject, limit: int = POINTS, recording: Recording | None 
     most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
     start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
     levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
-    front = search(known, start, np.minimum(levels, most))
+    front = search(known, start, np.minimum(levels, most), generations)
     index = np.unique(np.linspace(0, len(front.cost) - 1, limit).round().astype(int))
     return [{"thresholds": tuple(front.thresholds[i].tolist()), "temperatures": heat} for i in index]
 
@@ -181,12 +184,24 @@ def explore(subject: Subject) -> list[Point]:
             settings += per_exit(_half(subject))
         point = pointer(subject, recording if subject.replays else None)
         return [point(one) for one in [*settings, {}]]
-    length, found = method.pair.length, []
-    for one in [*candidates(network, length, recording), {}]:
-        made = asdict(methods.configure(length.settings, one, length.name))
-        join = method.pair.settings.join
-        found += [replace(p, settings=join(made, p.settings)) for p in explore(subject.given(one))]
-    return found
+    lengths = [*candidates(network, method.pair.length, recording), {}]
+    return [point for one in lengths for point in exits_under(subject, one, apart=True)]
+
+
+def exits_under(subject: Subject, lengths: Settings, apart: bool = False) -> list[Point]:
+    """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
+    last. `apart`: thresholds are found on half of many rows only, since nobody will score them on other ones."""
+    pair, under = subject.method.pair, subject.given(lengths)
+    assert pair is not None
+    recording = under.record()
+    if isinstance(under.method.space, Threshold) and under.replays:
+        half = _half(under) if apart else under
+        tries = per_exit(half, EXITS, recording if half is under else None, generations=8)
+    else:
+        tries = candidates(under.network, under.method, recording)
+    point = pointer(under, recording if under.replays else None)
+    made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
+    return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
 
 
 def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:

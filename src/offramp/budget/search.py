@@ -19,18 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from offramp.budget.calibrate import Settings, Subject, candidates, per_exit, pointer
+from offramp.budget.calibrate import Settings, Subject, exits_under, pointer
 from offramp.budget.ladder import ladder, length_macs
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.points import Point, pareto
-from offramp.parts.space import Lengths, Threshold
+from offramp.parts.space import Lengths
 
 Gene = tuple[int, ...]  # kept after each layer, in hundredths of the row's tokens
 WHOLE = 100
 FIRST = 20  # configurations between the shortest and the longest in the first population
 PATIENCE = 20  # attempts for each child that is wanted
-EXITS = 24  # settings of exits tried under one configuration
 
 
 @dataclass(frozen=True)
@@ -114,21 +113,7 @@ def evaluate(subject: Subject, gene: Gene) -> tuple[Point, ...]:
     lengths: Settings = {space_of(subject.method).name: shares(gene)}
     if subject.method.pair is None:
         return (pointer(subject, None)(lengths),)
-    under = subject.given(lengths)
-    recording = under.record()
-    exits = candidates(under.network, under.method, recording)
-    if isinstance(under.method.space, Threshold) and under.replays:
-        exits = per_exit(under, EXITS, recording)
-    point = pointer(under, recording if under.replays else None)
-    tried = tuple(point(one) for one in [*exits, {}])
-    return joined(subject.method, lengths, tried)
-
-
-def joined(method: Method, lengths: Settings, points: Iterable[Point]) -> tuple[Point, ...]:
-    """Points of a pair's exits under some lengths, as points of the pair."""
-    assert method.pair is not None
-    join = method.pair.settings.join
-    return tuple(replace(point, settings=join(lengths, point.settings)) for point in points)
+    return tuple(exits_under(subject, lengths))
 
 
 def _first(subject: Subject) -> Iterator[Gene]:

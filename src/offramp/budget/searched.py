@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from offramp.budget.search import (
     evaluate,
     from_json,
     front,
-    joined,
     search,
     shares,
     space_of,
@@ -114,7 +113,8 @@ def _again(subject: Subject, gene: Gene, points: list[Point]) -> Sequence[Point]
         return evaluate(subject, gene)
     under = subject.given(lengths)
     point = pointer(under, under.record() if under.replays else None)
-    return joined(subject.method, lengths, [point(pair.settings.part(1, known.settings)) for known in points])
+    fresh = [point(pair.settings.part(1, known.settings)) for known in points]
+    return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
 
 
 def _breeding(plan: Plan) -> dict[str, Any]:
