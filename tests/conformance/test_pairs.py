@@ -63,7 +63,7 @@ def test_exits_replay_under_dropped_tokens(name: str, backbone: str, task: str) 
     pair = method.pair
     assert pair is not None
     under = Subject(net, method, data).given(candidates(net, pair.length, record(net, data))[0])
-    if not under.replays:
+    if not under.method.replays:
         return
     recording = under.record()
     for settings in candidates(net, pair.depth, recording)[::7]:

@@ -48,11 +48,6 @@ class Subject:
     data: Data
     under: Policy = field(default_factory=Policy)  # what drops tokens meanwhile, where the method is a pair's exits
 
-    @property
-    def replays(self) -> bool:
-        """Whether one recording tells what every setting would do."""
-        return isinstance(self.method.space, Threshold | Integer) and self.method.space.replay
-
     def record(self) -> Recording:
         """What every exit says."""
         return record(self.network, self.data, policy=self.under)
@@ -180,9 +175,9 @@ def explore(subject: Subject) -> list[Point]:
     network, method, recording = subject.network, subject.method, subject.record()
     if method.pair is None:
         settings = candidates(network, method, recording)
-        if isinstance(method.space, Threshold) and subject.replays:
+        if isinstance(method.space, Threshold) and subject.method.replays:
             settings += per_exit(_half(subject))
-        point = pointer(subject, recording if subject.replays else None)
+        point = pointer(subject, recording if subject.method.replays else None)
         return [point(one) for one in [*settings, {}]]
     lengths = [*candidates(network, method.pair.length, recording), {}]
     return [point for one in lengths for point in exits_under(subject, one, apart=True)]
@@ -194,12 +189,12 @@ def exits_under(subject: Subject, lengths: Settings, apart: bool = False) -> lis
     pair, under = subject.method.pair, subject.given(lengths)
     assert pair is not None
     recording = under.record()
-    if isinstance(under.method.space, Threshold) and under.replays:
+    if isinstance(under.method.space, Threshold) and under.method.replays:
         half = _half(under) if apart else under
         tries = per_exit(half, EXITS, recording if half is under else None, generations=8)
     else:
         tries = candidates(under.network, under.method, recording)
-    point = pointer(under, recording if under.replays else None)
+    point = pointer(under, recording if under.method.replays else None)
     made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
     return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
 

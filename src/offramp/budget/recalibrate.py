@@ -91,7 +91,7 @@ def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: fl
     method = predictor.model.method
     first = _subject(predictor, [rows[i] for i in find])
     second = _subject(predictor, [rows[i] for i in test])
-    tapes = [subject.record() if subject.replays else None for subject in (first, second)]
+    tapes = [subject.record() if subject.method.replays else None for subject in (first, second)]
     ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
 
     def measured(settings: Settings) -> tuple[Losses, float]:
@@ -115,7 +115,7 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
         return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
     tape = tape or subject.record()
     found = candidates(subject.network, subject.method, tape)
-    return found + (per_exit(subject) if isinstance(subject.method.space, Threshold) and subject.replays else [])
+    return found + (per_exit(subject) if isinstance(subject.method.space, Threshold) and subject.method.replays else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

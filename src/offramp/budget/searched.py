@@ -112,7 +112,7 @@ def _again(subject: Subject, gene: Gene, points: list[Point]) -> Sequence[Point]
     if pair is None:
         return evaluate(subject, gene)
     under = subject.given(lengths)
-    point = pointer(under, under.record() if under.replays else None)
+    point = pointer(under, under.record() if under.method.replays else None)
     fresh = [point(pair.settings.part(1, known.settings)) for known in points]
     return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
 
