@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from offramp.budget.calibrate import CANDIDATES, calibrate, cuts, record, replay
+from offramp.budget.calibrate import calibrate
+from offramp.budget.record import record, replay
+from offramp.budget.subject import CANDIDATES, cuts
 from offramp.model.predictor import Predictor
 from offramp.model.runner import score
 from offramp.parts.batch import Data

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from offramp.budget.calibrate import Subject, calibrate, candidates, pointer, search_exits
+from offramp.budget.calibrate import calibrate
 from offramp.budget.folds import dependable, earned, part
 from offramp.budget.record import Recording, record
+from offramp.budget.subject import Subject, candidates, pointer, search_exits
 from offramp.budget.thresholds import Table, try_all
 from offramp.model.points import Point, Points, pareto
 from offramp.model.predictor import Predictor

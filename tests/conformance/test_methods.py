@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods, tasks
-from offramp.budget.calibrate import candidates
 from offramp.budget.record import record
+from offramp.budget.subject import candidates
 from offramp.core import cost
 from offramp.core.loop import Result, run
 from offramp.core.packed import pack

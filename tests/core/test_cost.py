@@ -27,11 +27,13 @@ from tests.fakes import Drop, Leave
 class MiniLM:
     """6×384, FFN 1536, encoder only: the shape whose numbers are published."""
 
+    wide = 384
+
     def embed(self) -> HeadCost:
         return HeadCost(0, 0)
 
     def layer(self, layer: int) -> LayerCost:
-        shape = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+        shape = {"hidden_size": self.wide, "num_attention_heads": 12, "intermediate_size": 4 * self.wide}
         config = transformers.BertConfig(num_hidden_layers=1, **shape)
         with torch.device("meta"):
             net = transformers.BertModel(config)
@@ -45,6 +47,18 @@ class MiniLM:
 
 def test_published_macs_of_a_full_minilm() -> None:
     assert round(float(cost.full(MiniLM(), 6, torch.tensor([384]))) / 1e9, 3) == 4.756
+
+
+class BertBase(MiniLM):
+    """12×768, FFN 3072."""
+
+    wide = 768
+
+
+def test_published_macs_of_a_full_bert() -> None:
+    """The published count, 35 340 779 904, includes pooler and head; ours here is the encoder alone."""
+    counted = float(cost.full(BertBase(), 12, torch.tensor([384])))
+    assert round(counted / 1e9, 2) == 35.33 and 35_340_779_904 - counted < 0.001 * counted
 
 
 def test_published_macs_of_a_length_configuration() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from offramp import engines, methods
-from offramp.budget.calibrate import Subject, calibrate
+from offramp.budget.calibrate import calibrate
 from offramp.budget.record import replay
+from offramp.budget.subject import Subject
 from offramp.core.loop import Result, run
 from offramp.errors import OfframpError
 from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc, stages

@@ -1,127 +1,34 @@
 """Settings for a budget, found on held-out rows.
 
 Methods that replay are recorded once; beside one threshold for all off-ramps a search gives each its own and a
-temperature, where that pays on rows it has not seen. The others run for real at a few settings. Either way the result
-is the Pareto front, the loosest setting last.
+temperature, where that pays on rows it has not seen. The others run for real at a few settings. A pair is both: for
+each of a few settings of its length method the exits are recorded and searched. Either way the result is the Pareto
+front, the loosest setting last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from offramp import engines, methods
 from offramp.budget.complaints import complaints
-from offramp.budget.folds import dependable, earned
-from offramp.budget.record import Recording, record, replay, state_at
-from offramp.budget.table import fit_temperatures, table
-from offramp.budget.thresholds import search
+from offramp.budget.folds import dependable, earned, part
+from offramp.budget.record import Recording
+from offramp.budget.subject import Settings, Subject, candidates, pointer, search_exits
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
-from offramp.model.runner import Outcome, by_row, full_macs, run_encoded, score
+from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Data
-from offramp.parts.criteria import token_doubt
-from offramp.parts.exits import Doubting
 from offramp.parts.network import Network
-from offramp.parts.space import Integer, Threshold
+from offramp.parts.space import Lengths, Product, Threshold
 
-CANDIDATES = 60  # global thresholds
-RERUNS = 8  # settings tried by methods that cannot be replayed
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
-POINTS = 60  # per-exit settings kept
-Settings = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is calibrated, on which rows."""
-
-    network: Network
-    method: Method
-    data: Data
-
-    def run(self, settings: Settings, recording: Recording | None) -> Outcome:
-        """One setting: replayed if there is a recording, else for real."""
-        made = methods.configure(self.method.settings, settings, self.method.name)
-        policy = self.method.policy(self.network, made)
-        if recording is not None:
-            return replay(self.network, recording, policy)
-        return run_encoded(self.network, engines.make("torch", self.network.encoder), policy, self.data.encoded)
-
-    def predictions(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """Answers to the rows."""
-        return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
-
-    def record(self) -> Recording:
-        """What every exit says at the loosest setting."""
-        return record(self.network, self.data, policy=self.method.policy(self.network, self.method.settings()))
-
-
-def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
-    """Settings worth trying, tightest first, the loosest left out."""
-    space = method.space
-    if isinstance(space, Threshold | Integer) and space.grid:
-        return [{space.name: value} for value in space.grid]
-    if isinstance(space, Integer):
-        most = len(network.ramps) if space.replay else network.depth - 1
-        return [{space.name: value} for value in range(1, most + 1)]
-    if not isinstance(space, Threshold):
-        return []
-    if not space.replay:
-        spread = cuts(_answers(network, recording))[:: -(CANDIDATES // RERUNS)]
-        return [{space.name: min(1.0, value)} for value in spread]
-    doubts = _doubts(network, method, {}, recording)
-    return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
-
-
-def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
-    """The normalised entropy of every single answer at every off-ramp: words leave by their own."""
-    packed = recording.packed
-    spreads = [
-        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
-        for layer in network.ramps
-    ]
-    return np.asarray(torch.cat([token_doubt(spread) for spread in spreads]).double().numpy())
-
-
-def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
-    """The doubt of every row at every off-ramp."""  # [ramps, rows]
-    policy = method.policy(network, methods.configure(method.settings, settings, method.name))
-    assert isinstance(policy, Doubting), f"{method.name} has thresholds that replay, so its policy measures doubt"
-    with torch.inference_mode():
-        seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
-    return np.asarray(torch.stack(seen).double().numpy())
-
-
-def cuts(values: NDArray[np.float64]) -> list[float]:
-    """Thresholds that part these values evenly, each in the middle of a wide gap, and one above them all.
-
-    No value stands on a threshold, so that rounding (another batch, another engine) moves no row to the other side.
-    """
-    known = np.unique(values)
-    gaps = np.diff(known)
-    widest = [part[gaps[part].argmax()] for part in np.array_split(np.arange(len(gaps)), CANDIDATES) if len(part)]
-    return [float(cut) for cut in [*((known[i] + known[i + 1]) / 2 for i in widest), known[-1] * 1.001 + 1e-6]]
-
-
-def search_exits(subject: Subject, recording: Recording) -> list[tuple[float, Settings]]:
-    """Settings with a threshold and a temperature for each off-ramp, spread over the front, with their MAC share."""
-    network, method = subject.network, subject.method
-    heat = fit_temperatures(network, recording, subject.data)
-    doubts = _doubts(network, method, {"temperatures": heat}, recording)
-    known = table(network, recording, subject.data, doubts)
-    most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
-    start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
-    levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
-    front = search(known, start, np.minimum(levels, most))
-    share, vectors = front.cost / known.reach[-1].mean(), front.thresholds
-    index = np.unique(np.linspace(0, len(share) - 1, POINTS).round().astype(int))
-    return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": heat}) for i in index]
+ENOUGH = 1000  # rows for a first look at lengths
+EXITS = 24  # of a pair, under each length setting
+BRIEF = 8  # generations of their search
 
 
 def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
@@ -136,28 +43,55 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     recording = subject.record()
-    point = pointer(subject, recording if method.replays else None)
-    tried = dependable([point(one) for one in candidates(network, method, recording)], task.higher_is_better)
-    each = isinstance(method.space, Threshold) and method.replays and method.space.each
-    if each and len(data.rows) >= FEW and tried:
-        tried += earned(subject, recording, tried, search_exits, point)
-    found = Points(task.metric, task.higher_is_better, about, pareto(tried, point({}), task.higher_is_better))
+    *tried, loosest = explore(subject, recording)
+    found = Points(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
     return replace(found, warnings=complaints(network, recording, tried, found))
 
 
-def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
-    """What a setting does on the subject's rows: replayed if there is a recording, else for real."""
-    task, data = subject.network.task, subject.data
-    full = float(full_macs(subject.network, data.encoded).sum())
-    meant = subject.predictions(subject.run({}, recording))
+def explore(subject: Subject, recording: Recording) -> list[Point]:
+    """What settings do, the loosest last; of a pair all exits under a few of its lengths."""
+    network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
+    if method.pair is not None:
+        lengths = [*candidates(network, method.pair.length, recording), {}]
+        return [point for one in lengths for point in exits_under(subject, one, apart=True)]
+    point = pointer(subject, recording if method.replays else None)
+    tried = dependable([point(one) for one in candidates(network, method, recording)], better)
+    if searchable(method) and len(subject.data.rows) >= FEW and tried:
+        tried += earned(subject, recording, tried, search_exits, point)
+    return [*tried, point({})]
 
-    def point(settings: Settings) -> Point:
-        outcome = subject.run(settings, recording)
-        said = subject.predictions(outcome)
-        score = task.metrics(data.rows, said)[task.metric]
-        layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
-        made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
-        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5
-        return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
 
-    return point
+def searchable(method: Method) -> bool:
+    """Whether each off-ramp may have a threshold of its own, found without running the model."""
+    return isinstance(method.space, Threshold) and method.replays and method.space.each
+
+
+def exits_under(subject: Subject, lengths: Settings, apart: bool = False) -> list[Point]:
+    """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
+    last. `apart`: thresholds are found on half of many rows only, since nobody will score them on other ones."""
+    pair, under = subject.method.pair, subject.given(lengths)
+    assert pair is not None
+    recording = under.record()
+    if searchable(under.method):
+        half = apart and len(subject.data.rows) >= FEW
+        seen = part(under, recording, np.arange(len(under.data.rows)) % 2 == 0) if half else (under, recording)
+        tries = [settings for _, settings in search_exits(*seen, EXITS, BRIEF)]
+    else:
+        tries = candidates(under.network, under.method, recording)
+    point = pointer(under, recording if under.method.replays else None)
+    made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
+    return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
+
+
+def quick(method: Method, data: Data) -> Data:
+    """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
+    if len(data.rows) <= ENOUGH or not isinstance(method.space, Lengths | Product):
+        return data
+    return _some(data, [number * len(data.rows) // ENOUGH for number in range(ENOUGH)])
+
+
+def _some(data: Data, rows: Sequence[int]) -> Data:
+    """Some of the rows, with all their windows."""
+    place = {row: number for number, row in enumerate(rows)}
+    kept = [replace(e, example=place[e.example]) for e in data.encoded if e.example in place]
+    return Data([data.rows[row] for row in rows], kept)

@@ -25,7 +25,7 @@ from offramp.model.watch import tell
 from offramp.parts.batch import Data
 
 if TYPE_CHECKING:
-    from offramp.budget.calibrate import Subject
+    from offramp.budget.subject import Subject
 
 FOLDS = 5
 CLEARLY = 2.0  # standard errors over folds

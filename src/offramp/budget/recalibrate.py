@@ -12,19 +12,19 @@ import numpy as np
 
 from offramp import methods
 from offramp.budget import risk as risks
-from offramp.budget.calibrate import Settings, Subject, calibrate, candidates, search_exits
+from offramp.budget.calibrate import calibrate, explore, searchable
 from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
+from offramp.budget.subject import Settings, Subject, candidates, search_exits
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import write_text
-from offramp.model.points import Guarantee, Points
+from offramp.model.points import Guarantee, Points, pareto
 from offramp.model.predictor import Predictor
 from offramp.model.runner import by_row, full_macs
 from offramp.parts.batch import Data
-from offramp.parts.space import Threshold
 from offramp.text.read import fingerprint
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ def recalibrate(
     if risk is not None:
         _check_provable(predictor, rows, risk, confidence)
     recipe = folders.read_recipe(run)
-    _warn_of_known_rows(recipe, mark, source, risk)
+    warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
     points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
     for noticed in points.warnings:
@@ -62,7 +62,8 @@ def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, conf
     risks.check(risk, confidence, len(rows) - len(rows) // 2)
 
 
-def _warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+    """Say so when points will flatter themselves, or a guarantee would be void."""
     if mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
         why = "are rows this run was trained on: its points will look better than they are"
         warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
@@ -95,11 +96,12 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 
 
 def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
+    if subject.method.pair is not None:
+        *tried, loosest = explore(subject, subject.record())
+        return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
     tape = tape or subject.record()
     found = candidates(subject.network, subject.method, tape)
-    space = subject.method.space
-    per_ramp = isinstance(space, Threshold) and subject.method.replays and space.each
-    return found + ([settings for _, settings in search_exits(subject, tape)] if per_ramp else [])
+    return found + ([s for _, s in search_exits(subject, tape)] if searchable(subject.method) else [])
 
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:

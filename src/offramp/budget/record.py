@@ -2,11 +2,13 @@
 
 A replay runs the same loop and the same policy over the recorded answers with an engine that computes nothing, so
 answers, exits and costs are exactly those a real run would have, at a fraction of its time. It holds for methods whose
-settings never change later states (`replay` in their space).
+settings never change later states (`replay` in their space). Tokens may have been dropped while it was recorded: a
+replay drops the same ones at the same moments, so exits can be tried under one length setting after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.attention import Layout, Scores
-from offramp.core.loop import Engine, State
+from offramp.core.cost import Event
+from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Both, Policy
 from offramp.model.runner import Outcome, run_encoded, run_packed
@@ -29,7 +32,8 @@ class Recording:
 
     logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
     unsure: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned unit
-    packed: Packed  # all rows together, no states
+    packed: Packed  # all rows together, no states; the token column `gone` says when each was dropped
+    extras: frozenset[int] = frozenset()  # moments at which the method computed something besides
 
     def keep(self, rows: Tensor, per_token: bool) -> Recording:
         """The recording of some rows, as if the others had never been there."""
@@ -41,15 +45,48 @@ class Recording:
         return replace(self, logits=logits, unsure=unsure, packed=numbered)
 
 
+def _moment(layer: int, attended: bool) -> int:
+    """When tokens may be dropped, in the order of time: before attention or after it."""
+    return 2 * layer + int(attended)
+
+
+NEVER = _moment(1 << 20, False)
+
+
 @dataclass
 class _Recorder(Policy):
-    """Lets nobody leave and notes what each off-ramp (and the learned unit) says."""
+    """Lets nobody leave and notes what each off-ramp (and the learned unit) says, and whom `under` drops when."""
 
     network: Network
+    under: Policy
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
     unsure: dict[int, list[Tensor]] = field(default_factory=dict)
+    gone: list[Tensor] = field(default_factory=list)  # of each batch
+    extras: set[int] = field(default_factory=set)
+
+    def begin(self, s: State) -> None:
+        self.gone.append(torch.full((s.packed.total,), NEVER))
+        self.under.begin(s)
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        return self._noted(_moment(layer, False), s, lambda: self.under.enter(layer, s))
+
+    def wants_scores(self, layer: int) -> bool:
+        return self.under.wants_scores(layer)
+
+    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return self._noted(_moment(layer, True), s, lambda: self.under.attended(layer, s, scores))
+
+    def _noted(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
+        before = len(s.log)
+        keep = decide()
+        self.extras |= {moment for event in s.log[before:] if event.what == "extra"}
+        if keep is not None:
+            self.gone[-1][s.packed.tokens["origin"][~keep].cpu()] = moment
+        return keep
 
     def leave(self, layer: int, s: State) -> Tensor | None:
+        self.under.leave(layer, s)
         if layer in self.network.ramps:
             self.logits.setdefault(layer, []).append(s.logits().float().cpu())
             if "doubt" in self.network.added:
@@ -60,11 +97,11 @@ class _Recorder(Policy):
 def record(
     network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
 ) -> Recording:
-    """One full pass over the rows, every exit evaluated; `policy` is the method's at its loosest setting."""
+    """One full pass over the rows, every exit evaluated, tokens dropped as `policy` says; nobody leaves."""
     engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
-    ordered, recorder = [data.encoded[i] for i in order], _Recorder(network)
-    outcome = run_encoded(network, engine, Both(policy, recorder) if policy else recorder, ordered, batch_size)
+    ordered, recorder = [data.encoded[i] for i in order], _Recorder(network, policy or Policy())
+    outcome = run_encoded(network, engine, recorder, ordered, batch_size)
     recorder.logits[network.depth] = [torch.from_numpy(np.atleast_2d(part)) for part in outcome.logits]
     back = torch.tensor(np.argsort(order))
     sizes = [len(e.ids) for e in ordered] if network.per_token else [1] * len(ordered)
@@ -75,17 +112,37 @@ def record(
 
     logits = {layer: in_order(parts, sizes) for layer, parts in recorder.logits.items()}
     unsure = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.unsure.items()}
-    return Recording(logits, unsure, packed_rows(network.task, data.encoded))
+    gone = in_order(recorder.gone, [len(e.ids) for e in ordered])
+    packed = packed_rows(network.task, data.encoded).with_tokens(gone=gone)
+    return Recording(logits, unsure, packed, frozenset(recorder.extras))
+
+
+@dataclass(frozen=True)
+class _Dropping(Policy):
+    """Drops whom the recording saw dropped, when it did."""
+
+    extras: frozenset[int]
+
+    def enter(self, layer: int, s: State) -> Tensor | None:
+        return self._keep(_moment(layer, False), layer, s)
+
+    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return self._keep(_moment(layer, True), layer, s)
+
+    def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
+        if moment in self.extras:
+            s.log.append(Event("extra", layer, s.packed.rows["origin"], s.packed.lengths, s.packed.lengths))
+        return s.packed.tokens["gone"] > moment
 
 
 @dataclass(frozen=True)
 class _Idle:
-    """An engine that computes nothing: states have no width."""
+    """An engine that computes nothing: states are a column of zeros."""
 
     depth: int
 
     def embed(self, packed: Packed) -> Tensor:
-        return torch.zeros(packed.total, 0)
+        return torch.zeros(packed.total, 1)
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
@@ -114,8 +171,14 @@ class Recorded:
 
 def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:
     """What a real run of this policy would answer, leave at and cost."""
-    heads = Recorded(recording, network.per_token)
-    return run_packed(network, _Idle(network.depth), policy, recording.packed, heads)
+    heads, dropping = Recorded(recording, network.per_token), _Dropping(recording.extras)
+    return run_packed(network, _Idle(network.depth), Both(dropping, policy), recording.packed, heads)
+
+
+def expenses(network: Network, recording: Recording) -> list[Event]:
+    """Everything the loop would do if every exit answered every row and nobody left."""
+    asking = Both(_Dropping(recording.extras), _Recorder(network, Policy()))
+    return run(_Idle(network.depth), Recorded(recording, network.per_token), asking, recording.packed).log
 
 
 def state_at(network: Network, recording: Recording, layer: int) -> State:

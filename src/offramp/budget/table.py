@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offramp.budget.record import Recording
+from offramp.budget.record import Recording, expenses
 from offramp.budget.thresholds import Table
-from offramp.core.cost import Event, HeadCost, macs
+from offramp.core.cost import Event, macs
 from offramp.parts.batch import Data, batch
 from offramp.parts.network import Network
 
@@ -18,27 +18,21 @@ Array = NDArray[np.float64]
 def table(network: Network, recording: Recording, data: Data, doubts: Array) -> Table:
     """Scores and costs of every exit for every encoded row, beside its doubt."""
     exits = [*sorted(network.ramps), network.depth]
-    learned = "doubt" in network.added
-    heads = np.stack([_price(network.head(layer), recording) for layer in exits])
-    ask = np.stack([_price(network.doubt(layer), recording) for layer in exits[:-1]]) if learned else heads[:-1]
-    reach = np.stack([_reach(network, recording, layer) for layer in exits])
+    learned, log = "doubt" in network.added, expenses(network, recording)
+
+    def spent(events: list[Event]) -> Array:
+        return np.asarray(macs(events, network, recording.packed.count).numpy())
+
+    def asked(what: str, layer: int) -> Array:
+        return spent([event for event in log if event.what == what and event.layer == layer])
+
+    heads = np.stack([asked("head", layer) for layer in exits])
+    ask = np.stack([asked("doubt", layer) for layer in exits[:-1]]) if learned else heads[:-1]
+    way = [event for event in log if event.what not in ("head", "doubt")]
+    reach = np.stack([spent([event for event in way if event.layer <= layer]) for layer in exits])
     reach[-1] += heads[-1]
     answer = heads[:-1] if learned else np.zeros_like(heads[:-1])
     return Table(doubts, _scores(network, recording, data, exits), reach, ask, answer)
-
-
-def _price(cost: HeadCost, recording: Recording) -> Array:
-    n = recording.packed.lengths.double()
-    return np.asarray((cost.row + cost.token * n + cost.pair * n * n).numpy())
-
-
-def _reach(network: Network, recording: Recording, layer: int) -> Array:
-    """MACs of the embeddings and all layers up to this one."""
-    n, rows = recording.packed.lengths, torch.arange(recording.packed.count)
-    log = [Event("embed", 0, rows, n, n)]
-    for below in range(1, layer + 1):
-        log += [Event("attend", below, rows, n, n), Event("feed", below, rows, n, n)]
-    return np.asarray(macs(log, network, recording.packed.count).numpy())
 
 
 def _scores(network: Network, recording: Recording, data: Data, exits: list[int]) -> Array:

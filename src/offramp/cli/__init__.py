@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> Any:
         except (KeyboardInterrupt, SystemExit) as stop:
             if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
                 raise
-            typer.echo("\nstopped; nothing that was complete is lost. Training goes on by the same command.", err=True)
+            typer.echo("\nstopped; nothing that was complete is lost. Training goes on by the same command,", err=True)
+            typer.echo("a search with --resume.", err=True)
             raise SystemExit(INTERRUPTED) from None
 
 

@@ -16,7 +16,7 @@ def command(
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
     task: Annotated[str, typer.Option(help="classification, regression, tagging, span, masked_lm")] = "classification",
-    method: Annotated[str, typer.Option(help="full, branchynet, deebert …")] = "full",
+    method: Annotated[str, typer.Option(help="full, branchynet …, or two in one: length_adaptive+branchynet")] = "full",
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
     init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,

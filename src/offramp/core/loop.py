@@ -76,7 +76,7 @@ class State:
 
     def unsure(self) -> Tensor:
         """What the method's learned unit says of each row after the current layer; counted."""  # [rows, …]
-        packed = self.packed
+        packed = self.whole() if self.heads.per_token else self.packed
         self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
         return self.heads.unsure(self.layer, packed)
 

@@ -2,7 +2,9 @@
 
 A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`, and may
 export `prepare(network, options)`, which is called once a trained model is loaded; this module loads it under one typed
-name, so that nothing else has to know any method.
+name, so that nothing else has to know any method. A method that lets rows leave may export `objective(options)`, by
+which its exits learn; a method that drops tokens lets its `stages` take one. Any such two are a method as well,
+`length+depth`: tokens leave and rows leave.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from offramp.core.policy import Policy
+from offramp import tasks
+from offramp.core.policy import Both, Policy
 from offramp.errors import OfframpError
+from offramp.parts.merge import Merged, merge
 from offramp.parts.network import Network
-from offramp.parts.space import Integer, Space, Threshold
+from offramp.parts.regimes import Objective
+from offramp.parts.space import Integer, Product, Space, Threshold
 from offramp.parts.stage import Stage
 
 
@@ -34,9 +40,12 @@ class Method:
     needs: frozenset[str]  # what it needs of a task, e.g. "distribution"
     modules: Callable[[Network, Any], nn.ModuleDict]
     policy: Callable[[Network, Any], Policy]
-    stages: Callable[[Network, Any], list[Stage]]
+    stages: Callable[..., list[Stage]]  # (network, options); of length methods also (network, options, objective)
     summary: str
     prepare: Callable[[Network, Any], None] = lambda network, options: None  # what is cut at load, by what was added
+    objective: Callable[[Any], Objective] | None = None  # from options: how the exits of a depth method learn
+    drops: bool = False  # a length method, whose stages take such an objective
+    pair: Pair | None = None
 
     @property
     def replays(self) -> bool:
@@ -50,9 +59,18 @@ class Method:
             fit = [name for name in names() if get(name).needs <= network.task.provides]
             raise OfframpError(
                 f"method {self.name!r} on the task {network.task.name!r}",
-                f"a task that has no {', '.join(sorted(missing))} over answers",
+                f"a task without: {', '.join(sorted(missing))}",
                 f"use one of: {', '.join(fit)}",
             )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a combined method is made of."""
+
+    length: Method
+    depth: Method
+    settings: Merged
 
 
 def names() -> list[str]:
@@ -61,9 +79,12 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Method:
-    """A method by name."""
+    """A method by name; `a+b` is a length method and a depth method together."""
+    if "+" in name:
+        return _pair(name)
     if name not in names():
-        raise OfframpError("a method", repr(name), f"use one of: {', '.join(names())}")
+        fix = f"use one of: {', '.join(names())}; or two of them, like length_adaptive+branchynet"
+        raise OfframpError("a method", repr(name), fix)
     file = import_module(f"{__name__}.{name}")
     summary = (file.__doc__ or "").strip().splitlines()[0]
     return Method(
@@ -78,6 +99,61 @@ def get(name: str) -> Method:
         file.stages,
         summary,
         vars(file).get("prepare", Method.prepare),
+        vars(file).get("objective"),
+        "objective" in signature(file.stages).parameters,
+    )
+
+
+def pairs() -> list[str]:
+    """The combined methods there are: those that some task can serve."""
+    lengths, depths = _roles()
+    found = [f"{length}+{depth}" for length in lengths for depth in depths]
+    offers = [tasks.get(name).provides for name in tasks.names()]
+    return [name for name in found if any(get(name).needs <= offer for offer in offers)]
+
+
+def _roles() -> tuple[list[str], list[str]]:
+    """Methods that drop tokens, and methods whose exits can learn beside them."""
+    known = [get(name) for name in names()]
+    return [m.name for m in known if m.drops], [m.name for m in known if m.objective]
+
+
+def _pair(name: str) -> Method:
+    """Modules of both, one policy after the other, the length method's stages on the depth method's objective."""
+    lengths, depths = _roles()
+    asked = [part.strip() for part in name.split("+")]
+    if len(asked) != 2 or asked[0] not in lengths or asked[1] not in depths:
+        fix = f"first one of: {', '.join(lengths)}; then one of: {', '.join(depths)}"
+        raise OfframpError("a method that drops tokens + a method with exits", repr(name), fix)
+    length, depth = get(asked[0]), get(asked[1])
+    settings = merge("Settings", (length.name, length.settings), (depth.name, depth.settings), shared=False)
+    options = merge("Options", (length.name, length.options), (depth.name, depth.options), shared=True)
+
+    def modules(network: Network, chosen: Any) -> nn.ModuleDict:
+        first, second = options.split(chosen)
+        return nn.ModuleDict({**length.modules(network, first), **depth.modules(network, second)})
+
+    def policy(network: Network, chosen: Any) -> Policy:
+        first, second = settings.split(chosen)
+        return Both(length.policy(network, first), depth.policy(network, second))
+
+    def stages(network: Network, chosen: Any) -> list[Stage]:
+        first, second = options.split(chosen)
+        assert depth.objective is not None, "a depth method of a pair has an objective"
+        return length.stages(network, first, depth.objective(second))
+
+    return Method(
+        f"{length.name}+{depth.name}",
+        settings.kind,
+        options.kind,
+        Product(length.space, depth.space),
+        length.hf_equal and depth.hf_equal,
+        length.needs | depth.needs,
+        modules,
+        policy,
+        stages,
+        f"{length.summary.removesuffix('.')}; with it {depth.summary}",
+        pair=Pair(length, depth, settings),
     )
 
 

@@ -19,11 +19,10 @@ from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtPolicy, DoubtSettings, ExitOptions, exit_weights, ramps
+from offramp.parts.exits import DoubtPolicy, DoubtSettings, ExitOptions, ramps
 from offramp.parts.heads import OffRamp, Pool
-from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
-from offramp.parts.regimes import Alternating
+from offramp.parts.regimes import Alternating, Objective, weighted_exits
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 from offramp.parts.trace import Trace
@@ -62,15 +61,18 @@ class Policy(DoubtPolicy):
         return s.unsure()
 
 
+def objective(options: ExitOptions) -> Objective:
+    """All exits by the weighted sum, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
+
+    def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
+        return weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
+
+    return learn
+
+
 def stages(network: Network, options: ExitOptions) -> list[Stage]:
     """One: alternating training."""
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        layers = [*sorted(net.ramps), net.depth]
-        losses = exit_losses(net, made, batch, layers)
-        return losses @ losses.new_tensor(exit_weights(layers, options.weights)) + _unit_loss(net, made, batch)
-
-    return [Alternating(network, "alternating", options.head_lr, objective=objective)]
+    return [Alternating(network, "alternating", options.head_lr, objective=objective(options))]
 
 
 def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests
 from __future__ import annotations
 
 from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
-from offramp.parts.regimes import joint
+from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Threshold
 
 SPACE = Threshold("threshold", loosest=0.0, unit="nats")
@@ -20,4 +20,5 @@ Settings = EntropySettings
 Options = ExitOptions
 modules = exit_modules
 stages = joint
+objective = weighted
 Policy = EntropyPolicy

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import OffRamps, sum_of_ramps
+from offramp.parts.regimes import OffRamps, beside, sum_of_ramps
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 
@@ -23,6 +23,7 @@ Settings = EntropySettings
 Options = ExitOptions
 modules = exit_modules
 Policy = EntropyPolicy
+objective = beside(sum_of_ramps)
 
 
 def stages(network: Network, options: ExitOptions) -> list[Stage]:

@@ -22,7 +22,7 @@ from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 from offramp.parts.exits import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, built, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import OffRamps, distillation
+from offramp.parts.regimes import OffRamps, beside, distillation
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 
@@ -31,6 +31,7 @@ HF_EQUAL = True
 NEEDS = ("distribution",)
 Settings = DoubtSettings
 Policy = NormalisedEntropyPolicy
+objective = beside(distillation)
 WIDTH, HEADS = 128, 2
 
 

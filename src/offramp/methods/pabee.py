@@ -21,8 +21,9 @@ from offramp.errors import OfframpError
 from offramp.parts.criteria import agree
 from offramp.parts.exits import ExitOptions, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import joint
+from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Integer
+from offramp.parts.whole import note
 
 SPACE = Integer("patience", loosest=0)
 HF_EQUAL = True
@@ -30,6 +31,7 @@ NEEDS: tuple[str, ...] = ()
 Options = ExitOptions
 modules = exit_modules
 stages = joint
+objective = weighted
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,17 @@ class Policy(policy.Policy):
     def leave(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.exits or self.settings.patience == 0:
             return None
-        logits, packed = s.logits(), s.packed
+        logits, packed = s.logits(), s.whole() if s.heads.per_token else s.packed
         columns = packed.tokens if s.heads.per_token else packed.rows
         streak = torch.zeros(packed.count, dtype=torch.int64, device=logits.device)
         if "said" in columns:
             same = agree(self.task, columns["said"], logits, packed, self.settings.tolerance)
-            streak = torch.where(same, packed.rows["streak"] + 1, 0)
-        packed = packed.with_tokens(said=logits) if s.heads.per_token else packed.with_rows(said=logits)
-        s.packed = packed.with_rows(streak=streak)
+            streak = torch.where(same, s.packed.rows["streak"] + 1, 0)
+        if s.heads.per_token:
+            note(s, "said", logits)
+        else:
+            s.packed = s.packed.with_rows(said=logits)
+        s.packed = s.packed.with_rows(streak=streak)
         return streak >= self.settings.patience
 
     def why(self, layer: int, s: State) -> str:

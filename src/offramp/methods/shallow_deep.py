@@ -11,6 +11,7 @@ Relations: BranchyNet with confidence for entropy and scheduled weights for fixe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from offramp.parts.batch import Batch
 from offramp.parts.exits import DoubtSettings, ExitOptions, HesitationPolicy, exit_modules
 from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
-from offramp.parts.regimes import Joint
+from offramp.parts.regimes import Joint, Objective
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 from offramp.parts.trace import Trace
@@ -58,15 +59,21 @@ class Scheduled(Joint):
         self.progress = epoch / epochs
 
 
+def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
+    """All exits, weighted as they are at this point of training."""
+    layers = sorted(net.ramps)
+    share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
+    weight = torch.minimum(share, 0.01 + progress * share)
+    losses = exit_losses(net, made, batch, [*layers, net.depth])
+    return losses @ torch.cat((weight, torch.ones(1))).to(losses)
+
+
+def objective(options: ExitOptions) -> Objective:
+    """In a pair the model has found its feet already: weights are fully grown."""
+    return partial(grown, 1.0)
+
+
 def stages(network: Network, options: ExitOptions) -> list[Stage]:
     """One: joint training with growing weights."""
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        layers = sorted(net.ramps)
-        share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
-        weight = torch.minimum(share, 0.01 + stage.progress * share)
-        losses = exit_losses(net, made, batch, [*layers, net.depth])
-        return losses @ torch.cat((weight, torch.ones(1))).to(losses)
-
-    stage = Scheduled(network, "joint", options.head_lr, objective=objective)
+    stage = Scheduled(network, "joint", options.head_lr, objective=lambda *given: grown(stage.progress, *given))
     return [stage]

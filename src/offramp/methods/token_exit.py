@@ -22,8 +22,9 @@ from offramp.errors import OfframpError
 from offramp.parts.criteria import token_doubt, whole_words
 from offramp.parts.exits import ExitOptions, exit_modules
 from offramp.parts.network import Network
-from offramp.parts.regimes import joint
+from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Threshold
+from offramp.parts.whole import live
 
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
 HF_EQUAL = True
@@ -31,6 +32,7 @@ NEEDS = ("words",)
 Options = ExitOptions
 modules = exit_modules
 stages = joint
+objective = weighted
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Policy(policy.Policy):
     def leave(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.exits or self.settings.threshold == 0.0:
             return None
-        s.settle(self._sure(s.packed, s.logits()))
+        s.settle(self._sure(s.whole(), s.logits())[live(s)])
         left = s.packed.tokens["left"]
         going = torch.bincount(s.packed.row_of_token, weights=(left < 0).float(), minlength=s.packed.count)
         return going == 0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offramp.parts.batch import Batch
 from offramp.parts.exits import ExitOptions, exit_weights
-from offramp.parts.losses import exit_loss, exit_losses
+from offramp.parts.losses import exit_loss, exit_losses, last_exit
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Stage, frozen
 from offramp.parts.teacher import imitation
@@ -24,6 +24,25 @@ def weighted_exits(network: Network, options: ExitOptions, made: Trace, batch: B
     layers = [*sorted(network.ramps), network.depth]
     losses = exit_losses(network, made, batch, layers)
     return losses @ losses.new_tensor(exit_weights(layers, options.weights))
+
+
+def weighted(options: ExitOptions) -> Objective:
+    """The objective of methods that train all exits together by a weighted sum."""
+
+    def objective(network: Network, made: Trace, batch: Batch) -> Tensor:
+        return weighted_exits(network, options, made, batch)
+
+    return objective
+
+
+def beside(ramps: Objective) -> Callable[[ExitOptions], Objective]:
+    """The objective of methods whose off-ramps learn from a frozen model, where the model learns at the same time: its
+    own head by its loss, the off-ramps by `ramps` from states they cannot pull on."""
+
+    def objective(network: Network, made: Trace, batch: Batch) -> Tensor:
+        return last_exit(network, made, batch) + ramps(network, made.detached(), batch)
+
+    return lambda options: objective
 
 
 def distillation(network: Network, made: Trace, batch: Batch) -> Tensor:
@@ -52,13 +71,9 @@ class Joint(Stage):
 
 def joint(network: Network, options: ExitOptions) -> list[Stage]:
     """All exits and the backbone together, by the weighted sum; the backbone alone before that if asked."""
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        return weighted_exits(net, options, made, batch)
-
     first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.mixed else []
     soft = Soft(equilibrium=options.equilibrium)
-    return [*first, Joint(network, "joint", options.head_lr, objective=objective, soft=soft)]
+    return [*first, Joint(network, "joint", options.head_lr, objective=weighted(options), soft=soft)]
 
 
 @dataclass

@@ -39,4 +39,12 @@ class Lengths:
     name: str
 
 
-Space = Fixed | Threshold | Integer | Lengths
+@dataclass(frozen=True)
+class Product:
+    """Two spaces at once: tokens leave by the first, rows by the second."""
+
+    length: Space
+    depth: Space
+
+
+Space = Fixed | Threshold | Integer | Lengths | Product

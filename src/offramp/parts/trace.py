@@ -7,7 +7,7 @@ gate 0 an exact copy; a key bias of −∞ is a token that is gone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -29,6 +29,10 @@ class Trace:
         """The batch as it stood after a layer; pooling counts its tokens as far as they were present."""
         packed = self.packed.with_states(self.states[layer])
         return packed.with_tokens(present=self.present[layer]) if layer in self.present else packed
+
+    def detached(self) -> Trace:
+        """The same states without a way back for gradients."""
+        return replace(self, states=[states.detach() for states in self.states])
 
 
 @dataclass(frozen=True)

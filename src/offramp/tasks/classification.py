@@ -40,6 +40,7 @@ class Task(tasks.Task):
     pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "accuracy"
     departs_whole: ClassVar[bool] = True
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "one answer a row"})
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:

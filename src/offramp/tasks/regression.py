@@ -36,7 +36,7 @@ class Task(tasks.Task):
     pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
-    provides: ClassVar[frozenset[str]] = frozenset({"wrongness"})  # a number has no distribution
+    provides: ClassVar[frozenset[str]] = frozenset({"wrongness", "one answer a row"})  # no distribution
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:

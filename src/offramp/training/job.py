@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from offramp import __version__, methods, tasks
-from offramp.budget.calibrate import calibrate
+from offramp.budget.calibrate import calibrate, quick
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model import folder as folders
@@ -122,7 +122,7 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
     trainer = Trainer(model.network, job.schedule, partial, say)
     progress = trainer.fit(stages, train_data, dev_data)
-    points = calibrate(model.network, method, dev_data, rows.dev_name, recipe["dev_fingerprint"])
+    points = calibrate(model.network, method, quick(method, dev_data), rows.dev_name, recipe["dev_fingerprint"])
     if trainer.accelerator.is_main_process:
         for noticed in points.warnings:
             warnings.warn(noticed, stacklevel=2)

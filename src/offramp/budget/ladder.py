@@ -1,0 +1,50 @@
+"""Lengths that drop the same part at every layer, evenly spread in cost: where a search begins, or a quick curve.
+
+What lengths cost follows from the rows' own lengths alone, so none of this runs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from offramp.core.cost import Event, macs
+from offramp.parts.lengths import constant, counts, shortest
+from offramp.parts.network import Network
+
+
+def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> Tensor:
+    """MACs of rows of these lengths that keep such shares of their tokens after each layer's attention."""  # [rows]
+    rows, before = torch.arange(lengths.shape[0]), lengths
+    log = [Event("embed", 0, rows, lengths, lengths)]
+    for layer in range(1, network.depth + 1):
+        after = torch.minimum(before, counts(lengths, shares[layer - 1])) if shares else before
+        log += [Event("attend", layer, rows, before, before), Event("feed", layer, rows, after, after)]
+        before = after
+    seen = lengths if network.per_token else before
+    return macs([*log, Event("head", network.depth, rows, seen, seen)], network, lengths.shape[0])
+
+
+def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, ...]]:
+    """The shortest lengths the model was trained for and `count` longer ones, cheapest first; all tokens left out."""
+    smallest = shortest(network)
+    most = 1.0 - smallest[0]
+
+    def cost(drop: float) -> float:
+        return float(length_macs(network, constant(network.depth, drop), lengths).sum())
+
+    low, high = cost(most), cost(0.0)
+    targets = [low + (high - low) * step / (count + 1) for step in range(1, count + 1)]
+    made = [smallest, *(constant(network.depth, _drop_for(cost, target, most)) for target in targets)]
+    return list(dict.fromkeys(made))
+
+
+def _drop_for(cost: Callable[[float], float], target: float, most: float) -> float:
+    """The constant drop that costs about this much; cost falls as the drop grows."""
+    low, high = 0.0, most
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > target else (low, middle)
+    return high

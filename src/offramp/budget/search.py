@@ -1,0 +1,180 @@
+"""Evolutionary search for lengths (Kim and Cho 2021): which shares of its tokens a row should keep after each layer.
+
+The first population drops the same part at every layer, evenly spread in cost. Each iteration takes the configurations
+on the Pareto front, mutates some and averages pairs of them; whatever was tried is never tried again. Where the method
+is a pair, a configuration is recorded once and the exits' thresholds are searched under it, so that one front covers
+both. An iteration's children depend on the seed, its number and the front before it: a search that was interrupted
+goes on to the same result.
+
+Modifications from the published code: costs are those of the real rows, not of one padded to the maximum; a dominated
+configuration leaves the front however dear it is; when nothing new can be bred the search ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from offramp.budget.calibrate import exits_under
+from offramp.budget.ladder import ladder, length_macs
+from offramp.budget.subject import Settings, Subject, pointer
+from offramp.errors import OfframpError
+from offramp.methods import Method
+from offramp.model.points import Point, pareto
+from offramp.parts.space import Lengths
+
+Gene = tuple[int, ...]  # kept after each layer, in hundredths of the row's tokens
+WHOLE = 100
+FIRST = 20  # configurations between the shortest and the longest in the first population
+PATIENCE = 20  # attempts for each child that is wanted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to search and how widely."""
+
+    iterations: int = 30
+    mutations: int = 30
+    crossovers: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 0 or self.mutations < 0 or self.crossovers < 0:
+            given = f"iterations={self.iterations}, mutations={self.mutations}, crossovers={self.crossovers}"
+            raise OfframpError("a plan for the search", given, "give 0 or more of each")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A configuration that was tried, and what it did on the search rows: one point, or with exits several."""
+
+    gene: Gene
+    iteration: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class News:
+    """What is known after each configuration."""
+
+    found: list[Found]
+    best: list[Point]  # the front, cheapest first
+    left: int  # configurations this iteration has yet to try
+    iteration: int
+
+
+def space_of(method: Method) -> Lengths:
+    """The lengths that a method lets be searched, or a clear answer why not."""
+    space = method.pair.length.space if method.pair else method.space
+    if not isinstance(space, Lengths):
+        raise OfframpError(
+            "a search over lengths",
+            f"a run of {method.name!r}, which has none to choose",
+            "train with --method length_adaptive (or length_adaptive+branchynet …); others: `offramp calibrate`",
+        )
+    return space
+
+
+def search(subject: Subject, plan: Plan, known: Sequence[Found], say: Callable[[News], None]) -> list[Found]:
+    """Everything tried, in order. `known` is what an interrupted search had."""
+    found = {one.gene: one for one in known}
+    for iteration in range(plan.iterations + 1):
+        before = [one for one in found.values() if one.iteration < iteration]
+        genes = list(_first(subject)) if iteration == 0 else children(subject, before, plan, iteration)
+        if not genes:
+            break
+        waiting = [gene for gene in genes if gene not in found]
+        for number, gene in enumerate(waiting, start=1):
+            found[gene] = Found(gene, iteration, evaluate(subject, gene))
+            tried = list(found.values())
+            best = [point for _, point in front(tried, subject.network.task.higher_is_better)]
+            say(News(tried, best, len(waiting) - number, iteration))
+    return sorted(found.values(), key=lambda one: one.iteration)
+
+
+def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, Point]]:
+    """What no other beats on both cost and score, cheapest first."""
+    owner = {id(point): one for one in found for point in one.points}
+    points = [point for one in found for point in one.points]
+    dearest = replace(points[0], mac_share=float("inf"))  # stands in for the full model, which may be dominated here
+    return [(owner[id(point)], point) for point in pareto(points, dearest, higher_is_better)[:-1]]
+
+
+def shares(gene: Gene) -> tuple[float, ...]:
+    """A configuration as the method's setting."""
+    return tuple(part / WHOLE for part in gene)
+
+
+def evaluate(subject: Subject, gene: Gene) -> tuple[Point, ...]:
+    """What a configuration does on the subject's rows; with exits, at settings spread over their front."""
+    lengths: Settings = {space_of(subject.method).name: shares(gene)}
+    if subject.method.pair is None:
+        return (pointer(subject, None)(lengths),)
+    return tuple(exits_under(subject, lengths))
+
+
+def _first(subject: Subject) -> Iterator[Gene]:
+    """Constant drops from the shortest to all tokens; equal ones once."""
+    steps = ladder(subject.network, _lengths(subject), FIRST)
+    genes = [tuple(int(np.ceil(share * WHOLE - 1e-9)) for share in step) for step in steps]
+    yield from dict.fromkeys([*genes, (WHOLE,) * subject.network.depth])
+
+
+def _lengths(subject: Subject) -> torch.Tensor:
+    return torch.tensor([len(e.ids) for e in subject.data.encoded])
+
+
+def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) -> list[Gene]:
+    """New configurations bred from the front, none dearer than all tokens or cheaper than the shortest ever trained."""
+    rng = np.random.default_rng((plan.seed, iteration))
+    parents = list(dict.fromkeys(one.gene for one, _ in front(before, subject.network.task.higher_is_better)))
+    known, lengths = {one.gene for one in before}, _lengths(subject)
+    least = length_macs(subject.network, shares(before[0].gene), lengths).sum()  # the shortest was tried first
+
+    def fresh(count: int, breed: Callable[[], Gene]) -> None:
+        wanted = len(made) + count
+        for _ in range(PATIENCE * count):
+            gene = breed()
+            fine = gene not in known and length_macs(subject.network, shares(gene), lengths).sum() >= least
+            if fine:
+                known.add(gene)
+                made.append(gene)
+            if len(made) == wanted:
+                return
+
+    made: list[Gene] = []
+    fresh(plan.mutations, lambda: mutate(parents[rng.integers(len(parents))], rng))
+    if len(parents) > 1:
+        fresh(plan.crossovers, lambda: cross(*(parents[i] for i in rng.choice(len(parents), 2, replace=False))))
+    return made
+
+
+def mutate(gene: Gene, rng: np.random.Generator) -> Gene:
+    """Each layer, with a chance of one half, anywhere between the layer above as it was and the one below as it is."""
+    made: list[int] = []
+    for layer, part in enumerate(gene):
+        low = gene[layer + 1] if layer + 1 < len(gene) else 1
+        high = made[-1] if made else WHOLE
+        made.append(int(rng.integers(low, high + 1)) if rng.random() < 0.5 else part)
+    return tuple(made)
+
+
+def cross(mother: Gene, father: Gene) -> Gene:
+    """Layer by layer the mean, rounded up."""
+    return tuple((a + b + 1) // 2 for a, b in zip(mother, father, strict=True))
+
+
+def to_json(found: Iterable[Found]) -> list[dict[str, Any]]:
+    """What was found, for a file."""
+    return [asdict(one) for one in found]
+
+
+def from_json(content: Iterable[dict[str, Any]]) -> list[Found]:
+    """The way back."""
+    return [
+        Found(tuple(one["gene"]), one["iteration"], tuple(Point(**point) for point in one["points"])) for one in content
+    ]

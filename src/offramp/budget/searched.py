@@ -1,0 +1,167 @@
+"""`offramp search` as a function: rows parted, the search kept in a file beside the model, the front scored elsewhere.
+
+Configurations are found on some rows and scored on the others, so points promise what new rows will show. The file
+`search.json` in the run folder always holds a whole state; it belongs to one model, one set of rows and one way of
+breeding, and is refused for any other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offramp.budget.recalibrate import warn_of_known_rows
+from offramp.budget.search import (
+    Found,
+    Gene,
+    News,
+    Plan,
+    evaluate,
+    from_json,
+    front,
+    search,
+    shares,
+    space_of,
+    to_json,
+)
+from offramp.budget.subject import Subject, pointer
+from offramp.errors import OfframpError
+from offramp.model import folder as folders
+from offramp.model import points as operating
+from offramp.model.card import card
+from offramp.model.files import digest, read_json, write_json, write_text
+from offramp.model.points import Point, Points, pareto
+from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data
+from offramp.text.read import fingerprint
+
+FILE = "search.json"
+SAVE_SECONDS = 5.0
+REPORTED = 40  # configurations of the front that are scored on the other rows
+Row = Mapping[str, Any]
+Say = Callable[[News], None]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How to search, on how many rows, and whether to go on with what an interrupted search left."""
+
+    plan: Plan
+    rows: int = 500
+    resume: bool = False
+
+
+def search_run(run: str, rows: Sequence[Row], source: str, wish: Wish, say: Say = lambda _: None) -> Points:
+    """Search a run's lengths (and exits) and write its points.json; earlier guarantees go with the old points."""
+    predictor = Predictor.load(run)
+    method, task = predictor.model.method, predictor.task
+    space_of(method)
+    task.check(rows, source)
+    if task.scores_by_loss or len(rows) < 2:
+        asked, fix = "rows to search on and others to score on", "give labelled rows of another task, at least two"
+        raise OfframpError(asked, f"{len(rows)} rows of the task {task.name}", fix)
+    mark, recipe = fingerprint(source, rows), folders.read_recipe(run)
+    warn_of_known_rows(recipe, mark, source, None)
+    some, others = parted(len(rows), wish.rows)
+    finding, scoring = (_subject(predictor, [rows[i] for i in part]) for part in (some, others))
+    file = _File(Path(run), {"rows": mark, "search_rows": len(some), **_breeding(wish.plan)})
+    known = file.known() if wish.resume else []
+    found = file.kept(lambda heard: search(finding, wish.plan, known, heard), say)
+    about = {"name": "/".join(Path(source).parts[-2:]), "rows": len(others), "fingerprint": mark}
+    about |= {"search_rows": len(some), "tried": len(found)}
+    points = Points(task.metric, task.higher_is_better, about, scored(scoring, found))
+    operating.save(Path(run), points)
+    if recipe:
+        write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
+    return points
+
+
+def parted(count: int, wanted: int) -> tuple[list[int], list[int]]:
+    """Rows to search on, at most half of them, and the others to score on: never the same ones."""
+    if wanted < 1:
+        raise OfframpError("rows to search on", f"--rows {wanted}", "give 1 or more, e.g. 500")
+    order = np.random.default_rng(0).permutation(count)
+    some = min(wanted, count // 2)
+    return sorted(order[:some].tolist()), sorted(order[some:].tolist())
+
+
+def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
+    return Subject(predictor.network, predictor.model.method, Data(rows, predictor.prepare(rows)))
+
+
+def scored(subject: Subject, found: Sequence[Found]) -> tuple[Point, ...]:
+    """The front of what was found, scored on other rows; what does not hold there leaves it."""
+    higher = subject.network.task.higher_is_better
+    best = front(found, higher)
+    index = np.unique(np.linspace(0, len(best) - 1, REPORTED).round().astype(int))
+    chosen: dict[Gene, list[Point]] = {}
+    for i in index:
+        chosen.setdefault(best[i][0].gene, []).append(best[i][1])
+    fresh = [point for gene, points in chosen.items() for point in _again(subject, gene, points)]
+    return pareto(fresh, pointer(subject, None)({}), higher)
+
+
+def _again(subject: Subject, gene: Gene, points: list[Point]) -> Sequence[Point]:
+    """The same settings on the subject's rows."""
+    pair, lengths = subject.method.pair, {space_of(subject.method).name: shares(gene)}
+    if pair is None:
+        return evaluate(subject, gene)
+    under = subject.given(lengths)
+    point = pointer(under, under.record() if under.method.replays else None)
+    fresh = [point(pair.settings.part(1, known.settings)) for known in points]
+    return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
+
+
+def _breeding(plan: Plan) -> dict[str, Any]:
+    """What decides which configurations an iteration tries; how many iterations there are does not."""
+    return {name: value for name, value in asdict(plan).items() if name != "iterations"}
+
+
+class _File:
+    """The state of a search: whose it is, and everything tried so far."""
+
+    def __init__(self, run: Path, identity: Mapping[str, Any]) -> None:
+        parts = [run / name for name in ("offramp.json", "model.safetensors", "offramp.safetensors")]
+        self.path, self.identity = run / FILE, {"model": digest(*parts), **identity}
+
+    def known(self) -> list[Found]:
+        """What an interrupted search of this model on these rows tried; nothing if there was none."""
+        if not self.path.is_file():
+            return []
+        content = read_json(self.path)
+        odd = [name for name, value in self.identity.items() if content.get(name) != value]
+        if odd:
+            told = {"model": "another model", "rows": "other rows", "search_rows": "another number of search rows"}
+            given = f"{self.path}, a search of {' and '.join(told.get(name, f'other {name}') for name in odd)}"
+            raise OfframpError("to go on with a search", given, "leave --resume out to start a new one")
+        try:
+            return from_json(content["found"])
+        except (KeyError, TypeError) as error:
+            fix = "leave --resume out to start a new one"
+            raise OfframpError("to go on with a search", f"a damaged {self.path}", fix) from error
+
+    def kept(self, work: Callable[[Say], list[Found]], say: Say) -> list[Found]:
+        """The search, its state written every few seconds and whenever it stops."""
+        last, heard = time.monotonic(), list[Found]()
+
+        def note(news: News) -> None:
+            nonlocal last, heard
+            heard = news.found
+            if news.left == 0 or time.monotonic() - last > SAVE_SECONDS:
+                self._write(heard)
+                last = time.monotonic()
+            say(news)
+
+        try:
+            return work(note)
+        finally:
+            if heard:
+                self._write(heard)
+
+    def _write(self, found: list[Found]) -> None:
+        write_json(self.path, {**self.identity, "found": to_json(found)})

@@ -1,0 +1,42 @@
+"""`offramp search`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offramp.cli._options import Budget, Columns, Limit, MaxLoss, Run, pairs
+
+
+def command(
+    run: Run,
+    *,
+    data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
+    iterations: Annotated[int, typer.Option(min=0, help="generations after the first population")] = 30,
+    mutations: Annotated[int, typer.Option(min=0, help="new configurations by mutation in each")] = 30,
+    crossovers: Annotated[int, typer.Option(min=0, help="new configurations by averaging two in each")] = 30,
+    rows: Annotated[int, typer.Option(min=1, help="rows to search on, at most half of them; the rest score")] = 500,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a search that was interrupted")] = False,
+    budget: Budget = None,
+    max_loss: MaxLoss = None,
+    seed: Annotated[int, typer.Option(help="decides everything random")] = 0,
+    limit: Limit = None,
+    column: Columns = None,
+) -> None:
+    """Find how many tokens each layer should keep (and, in a pair, when rows leave) for every budget."""
+    from offramp.budget.search import Plan
+    from offramp.budget.searched import Wish, search_run
+    from offramp.study import console
+    from offramp.study.searching import SearchConsole
+    from offramp.text.read import read
+
+    console.check_wish(budget, max_loss)
+    given = read(data, columns=pairs(column, "--column"), limit=limit)
+    plan = Plan(iterations, mutations, crossovers, seed)
+    with SearchConsole(plan) as live:
+        points = search_run(run, given, data, Wish(plan, rows, resume), live.say)
+    about = points.data
+    told = f"{about['tried']} configurations tried on {about['search_rows']} rows; scored below on the others"
+    console.say_plainly(told)
+    console.show_points(points, budget, max_loss)

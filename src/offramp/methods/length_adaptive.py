@@ -1,0 +1,129 @@
+"""Length-Adaptive Transformer (Kim and Cho 2021): train once with dropped tokens, then any budget by search.
+
+What it does: between attention and feed-forward each layer keeps the tokens that received the most attention. Training
+takes a fine-tuned model and updates, in every step, the full model on the labels and shorter ones on what the full one
+says (in-place distillation): the shortest possible and `sandwiches` random ones (LengthDrop: each layer keeps between
+1 − drop and all of what it got), layers being skipped at random (LayerDrop). Where answers are per token, dropped
+tokens come back at the end with their last state (drop-and-restore). `offramp search` finds lengths for a budget.
+Modifications from the paper and its code: lengths are shares of a row's real length (drawn from the padded maximum,
+early drops eat padding only); each row keeps its own tokens; kept tokens stay in order; KL(full ‖ short) unless
+`kl=reverse`, which the code computes; a dropped token's last state includes the attention half of its last layer; the
+best epoch is chosen in the middle of the range, not at full length; vocabulary tasks teach short models by labels.
+Relations: PoWER-BERT with the same scores (its own diagonal left in) and one training for all budgets instead of one
+for each; takes an exit method's objective (`length_adaptive+branchynet`), so that rows leave early too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch
+from offramp.parts.lengths import LengthPolicy, LengthSettings, Trained, constant
+from offramp.parts.losses import exit_loss, last_exit
+from offramp.parts.network import Network
+from offramp.parts.regimes import Objective
+from offramp.parts.space import Lengths
+from offramp.parts.stage import Backward, Stage
+from offramp.parts.tape import tape
+from offramp.parts.teacher import imitation
+from offramp.parts.trace import Soft, Trace, trace
+
+SPACE = Lengths("lengths")
+HF_EQUAL = True
+NEEDS: tuple[str, ...] = ()
+Settings = LengthSettings
+Policy = LengthPolicy
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is trained."""
+
+    drop: float = 0.2  # the most that a layer drops of what it got
+    layer_drop: float = 0.2  # how often a layer is skipped
+    sandwiches: int = 2  # random lengths in each step
+    kl: Literal["forward", "reverse"] = "forward"
+    head_lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        fine = 0.0 < self.drop < 1.0 and 0.0 <= self.layer_drop < 1.0 and self.sandwiches >= 0
+        if not fine:
+            given = f"drop={self.drop}, layer_drop={self.layer_drop}, sandwiches={self.sandwiches}"
+            fix = "use e.g. drop=0.2, layer_drop=0.2, sandwiches=2"
+            raise OfframpError("shares above 0 (of layers: 0 or more) and below 1, and a number", given, fix)
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """No weights: only the shortest lengths it is trained for."""
+    return nn.ModuleDict({"lengths": Trained(constant(network.depth, options.drop))})
+
+
+@dataclass
+class LengthDrop(Stage):
+    """The sandwich rule: full, shortest and some in between, one update."""
+
+    options: Options = field(kw_only=True)
+    objective: Objective | None = None
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def policy(self) -> policy.Policy:
+        """Epochs are compared in the middle of what is trained."""
+        return Policy(self.network, Settings(constant(self.network.depth, self.options.drop / 2)))
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        share, net = 1.0 / (self.options.sandwiches + 2), self.network
+        out = self._skipped()
+        made = trace(net.encoder, batch.packed, Soft(skip=lambda layer: layer in out))
+        loss = (self.objective or last_exit)(net, made, batch) * share
+        with torch.no_grad():
+            taught = None if net.task.outputs == 0 else net(net.depth, made.at(net.depth))
+        total = loss.detach()
+        backward(loss)
+        del made, loss  # each pass is freed before the next begins
+        for number in range(self.options.sandwiches + 1):
+            loss = self._short(batch, taught, smallest=number == 0) * share
+            total = total + loss.detach()
+            backward(loss)
+        return {"loss": total}
+
+    def _short(self, batch: Batch, taught: Tensor | None, smallest: bool) -> Tensor:
+        net, out = self.network, self._skipped()
+        lengths = self._lengths(out, smallest)
+        made = tape(net, batch.packed, Policy(net, Settings(lengths)), out)
+        loss = self._distil(made, taught, batch)
+        return loss if self.objective is None else loss + self.objective(net, made, batch)
+
+    def _distil(self, made: Trace, taught: Tensor | None, batch: Batch) -> Tensor:
+        net, last = self.network, made.at(self.network.depth)
+        if taught is None:  # a vocabulary at every token
+            return exit_loss(net, net.depth, last, batch)
+        said = net(net.depth, last)
+        if self.options.kl == "reverse":
+            return imitation(net, taught, said, batch.packed)
+        return imitation(net, said, taught, batch.packed)
+
+    def _skipped(self) -> frozenset[int]:
+        out = (torch.rand(self.network.depth) < self.options.layer_drop).tolist()
+        return frozenset(layer for layer, skip in enumerate(out, start=1) if skip)
+
+    def _lengths(self, out: frozenset[int], smallest: bool) -> tuple[float, ...]:
+        """The share kept after each layer; a skipped layer drops nothing."""
+        drops = torch.ones(self.network.depth) if smallest else torch.rand(self.network.depth)
+        kept = [1.0 if layer in out else 1.0 - self.options.drop * part for layer, part in enumerate(drops.tolist(), 1)]
+        return tuple(torch.tensor(kept, dtype=torch.float64).cumprod(0).tolist())
+
+
+def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
+    """Two: fine-tune (which `--init` replaces), then length drop, by an exit method's objective if there is one."""
+    return [
+        Stage(network, "fine-tune", options.head_lr, shared=True),
+        LengthDrop(network, "length drop", options.head_lr, options=options, objective=objective),
+    ]

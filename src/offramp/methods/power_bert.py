@@ -1,0 +1,200 @@
+"""PoWER-BERT (Goyal et al. 2020): learn how many tokens each layer needs, then keep those that matter most.
+
+What it does: between attention and feed-forward a layer keeps a fixed number of tokens, those with the highest
+significance (attention received from the others). Three stages: fine-tune; search, where the token of rank k is scaled
+by a weight r_k in 0…1 and Σ penalty·layer·‖r‖₁ pushes weights down, after which a layer's count is the sum of its
+weights; re-train with the counts fixed and tokens really gone. A row shorter than a count keeps all it has.
+Modifications from the paper and its code: tokens really leave at any batch size; padding never takes part, so ranks no
+training row reaches start at 0; weights fall on their own learning rate without weight decay; counts travel with the
+model; a run-time `scale` shrinks them all, so that one training gives a short curve (the paper's curve is one training
+for each penalty: share the first stage with --init).
+Relations: Length-Adaptive drops by the same scores but trains once for all lengths; `counts=…` skips the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from offramp.core import policy
+from offramp.core.attention import Scores
+from offramp.core.loop import State
+from offramp.errors import OfframpError
+from offramp.parts.batch import Batch, Data
+from offramp.parts.lengths import best, check_depth, ranks
+from offramp.parts.losses import last_exit
+from offramp.parts.network import Network
+from offramp.parts.regimes import Objective
+from offramp.parts.space import Threshold
+from offramp.parts.stage import Backward, Groups, Stage
+from offramp.parts.tape import tape
+from offramp.parts.trace import Soft, Trace, trace
+
+SPACE = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
+HF_EQUAL = False
+NEEDS = ("one answer a row",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every layer keeps this share of what it was trained to keep."""
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.scale <= 1.0:
+            given = f"scale={self.scale}"
+            raise OfframpError("a share of the trained counts", given, "use a number above 0 and at most 1, e.g. 0.8")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How counts are found: the larger the penalty, the fewer tokens stay."""
+
+    penalty: float = 1e-3
+    soft_lr: float = 5e-3  # of the rank weights
+    counts: tuple[float, ...] = ()  # tokens each layer keeps: re-train for these instead of searching
+    head_lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.penalty < 0.0 or not 0.0 < self.soft_lr < 1.0:
+            given = f"penalty={self.penalty}, soft_lr={self.soft_lr}"
+            raise OfframpError("a penalty and a learning rate", given, "use e.g. penalty=0.001, soft_lr=0.005")
+        if any(n < 1 or n != int(n) for n in self.counts) or list(self.counts) != sorted(self.counts, reverse=True):
+            given = ",".join(f"{n:g}" for n in self.counts)
+            fix = "give whole numbers of 1 or more, none above the one before, e.g. 60,40,20"
+            raise OfframpError("counts of tokens that fall with depth", given, fix)
+
+
+class Retention(nn.Module):
+    """Weights by layer and rank (training), and the counts they led to (run time)."""
+
+    counts: Tensor  # [layers] int64
+
+    def __init__(self, depth: int, longest: int, counts: tuple[float, ...]) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(depth, longest))
+        self.register_buffer("counts", torch.tensor(counts).long() if counts else torch.full((depth,), longest))
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Weights back into 0…1 after an update."""
+        self.weights.clamp_(0.0, 1.0)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Counts from weights: what each layer's sum to, never growing with depth."""
+        sums = self.weights.clamp(0.0, 1.0).double().sum(1).add(1e-6).floor().long().clamp(min=1)
+        self.counts.copy_(sums.cummin(0).values)
+
+
+def modules(network: Network, options: Options) -> nn.ModuleDict:
+    """Rank weights and counts."""
+    check_depth("counts", options.counts, network.depth)
+    return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
+
+
+def _retention(network: Network) -> Retention:
+    found = network.added["retention"]
+    assert isinstance(found, Retention)
+    return found
+
+
+class Policy(policy.Policy):
+    """The first token and the most significant others go on."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        kept = _retention(network)
+        self.scale, self.counts = settings.scale, [kept.weights.shape[1], *kept.counts.tolist()]
+
+    def wants_scores(self, layer: int) -> bool:
+        return self.counts[layer] < self.counts[layer - 1] or (layer == 1 and self.scale < 1.0)
+
+    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        if scores is None or not self.wants_scores(layer):
+            return None
+        original = s.base.lengths[s.packed.rows["origin"].cpu()]
+        full = original.clamp(max=self.counts[layer])
+        kept = torch.ceil(full.double() * self.scale - 1e-9).long().clamp(min=1)
+        return best(s.packed, scores.columns - scores.diagonal, kept, first=True)
+
+
+@dataclass
+class Search(Stage):
+    """Ranks are weighed, and weights cost."""
+
+    options: Options = field(kw_only=True)
+    objective: Objective = last_exit
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def optimisers(self, lr: float) -> list[Groups]:
+        own = _retention(self.network).weights
+        (groups,) = super().optimisers(lr)
+        rest = [{**group, "params": [p for p in group["params"] if p is not own]} for group in groups]
+        weights = {"params": [own], "lr": self.options.soft_lr, "weight_decay": 0.0}
+        return [[*(group for group in rest if group["params"]), weights]]
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        longest = max(len(e.ids) for e in data.encoded)
+        with torch.no_grad():
+            _retention(self.network).weights[:, longest:] = 0.0
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        kept, net = _retention(self.network), self.network
+        kept.clip()
+        soft = Soft(scores=lambda _: True, between=lambda layer, made, x: _weighed(kept, layer, made, x))
+        fit = self.objective(net, trace(net.encoder, batch.packed, soft), batch)
+        grows = torch.arange(1, net.depth + 1, device=kept.weights.device)
+        loss = fit + self.options.penalty * (kept.weights.sum(1) * grows).sum()
+        backward(loss)
+        return {"loss": fit.detach()}
+
+    def policy(self) -> policy.Policy:
+        """As the model would run if the search ended here."""
+        _retention(self.network).settle()
+        return Policy(self.network, Settings())
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        """The last epoch: counts are what all the penalties led to."""
+        return len(history) - 1
+
+
+def _weighed(kept: Retention, layer: int, made: Trace, x: Tensor) -> Tensor:
+    scores = made.scores[layer]
+    place = ranks(made.packed, scores.columns - scores.diagonal, first=False)
+    return x * kept.weights[layer - 1][place].to(x.dtype)[:, None]
+
+
+@dataclass
+class Retrain(Stage):
+    """Fine-tuning with the counts in force: tokens are gone, in training as at run time."""
+
+    objective: Objective = last_exit
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if not name.startswith("added.retention.")]
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings())
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        loss = self.objective(self.network, tape(self.network, batch.packed, self.policy()), batch)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
+    """Three: fine-tune (which `--init` replaces), search (unless counts are given), re-train."""
+    learn, rate = objective or last_exit, options.head_lr
+    search = [Search(network, "search", rate, options=options, objective=learn)] if not options.counts else []
+    return [
+        Stage(network, "fine-tune", rate, shared=True),
+        *search,
+        Retrain(network, "re-train", rate, objective=learn),
+    ]

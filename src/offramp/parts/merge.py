@@ -1,0 +1,61 @@
+"""Two configurations as one flat one: what a pair of methods shows to `--set`, to points.json and to offramp.json.
+
+Fields keep their names. Where both parts use one, either the value is shared (options, such as a learning rate: the
+second part's default stands) or both fields get their method's name in front (settings: two thresholds are two knobs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, get_type_hints
+
+Names = dict[str, str]  # a part's field → the whole's
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A frozen dataclass made of two, and the way back."""
+
+    kind: type[Any]
+    parts: tuple[type[Any], type[Any]]
+    names: tuple[Names, Names]
+
+    def split(self, whole: Any) -> tuple[Any, Any]:
+        """The two parts of a value; each checks itself."""
+        first, second = (
+            part(**{own: getattr(whole, name) for own, name in names.items()})
+            for part, names in zip(self.parts, self.names, strict=True)
+        )
+        return first, second
+
+    def join(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+        """What was said of each part, said of the whole."""
+        given = zip(self.names, (first, second), strict=True)
+        return {names[own]: value for names, values in given for own, value in values.items()}
+
+    def part(self, which: int, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """What was said of the whole, as far as it concerns one part."""
+        return {own: whole[name] for own, name in self.names[which].items() if name in whole}
+
+
+def merge(name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]], shared: bool) -> Merged:
+    """One dataclass for two labelled ones; equal names are shared, or get the label in front."""
+    kinds = (first[1], second[1])
+    clash = {f.name for f in fields(kinds[0])} & {f.name for f in fields(kinds[1])}
+
+    def named(label: str, kind: type[Any]) -> Names:
+        return {f.name: f"{label}_{f.name}" if f.name in clash and not shared else f.name for f in fields(kind)}
+
+    names = (named(*first), named(*second))
+    made = {}
+    for kind, known in zip(kinds, names, strict=True):
+        hints = get_type_hints(kind)
+        made.update({known[f.name]: (known[f.name], hints[f.name], field(default=f.default)) for f in fields(kind)})
+
+    def check(whole: Any) -> None:
+        merged.split(whole)
+
+    made_kind = make_dataclass(name, list(made.values()), frozen=True, namespace={"__post_init__": check})
+    merged = Merged(made_kind, kinds, names)
+    return merged

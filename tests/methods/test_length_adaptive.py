@@ -1,0 +1,158 @@
+"""The Length-Adaptive Transformer: what a step trains, which lengths it draws, who comes back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offramp import engines
+from offramp.core.attention import Scores
+from offramp.core.cost import tokens_kept
+from offramp.core.loop import Result, State, run
+from offramp.core.packed import pack
+from offramp.core.policy import Both, Policy
+from offramp.errors import OfframpError
+from offramp.methods import length_adaptive
+from offramp.methods.length_adaptive import LengthDrop, Options, Settings
+from offramp.model.folder import assemble
+from offramp.parts.batch import Batch
+from offramp.parts.lengths import shortest
+from offramp.parts.network import Network
+from offramp.tasks import get
+from tests import tiny
+from tests.methods.test_exits import made as plain
+
+LENGTHS = [12, 3, 20, 1]
+
+
+def made(task: str = "classification", **options: Any) -> tuple[Network, LengthDrop]:
+    _, net = plain("length_adaptive", task, **options)
+    _, stage = length_adaptive.stages(net, Options(**options))
+    assert isinstance(stage, LengthDrop)
+    return net, stage
+
+
+class Watch(Policy):
+    """Who is there after every layer."""
+
+    def __init__(self) -> None:
+        self.first: list[bool] = []
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        starts = s.packed.tokens["position"][s.packed.starts]
+        self.first.append(bool((starts == 0).all()))
+        return None
+
+
+def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
+    policy = Both(length_adaptive.Policy(net, settings), watch or Policy())
+    with torch.no_grad():
+        return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
+
+
+def test_each_row_keeps_its_share_and_its_first_token() -> None:
+    net, _ = made()
+    watch = Watch()
+    result = answer(net, Settings((0.5, 0.25, 0.1)), watch)
+    fed = {event.layer: event.tokens.tolist() for event in result.log if event.what == "feed"}
+    assert fed == {1: [6, 2, 10, 1], 2: [3, 2, 5, 1], 3: [2, 2, 2, 1]}
+    assert all(watch.first)
+
+
+def test_the_tokens_that_received_most_attention_stay() -> None:
+    net, _ = made()
+    seen: dict[str, Tensor] = {}
+
+    class Look(Policy):
+        def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+            if layer == 2 and scores is not None:
+                seen.update(columns=scores.columns[:12], origin=s.packed.tokens["origin"][:12])
+            return None
+
+        def leave(self, layer: int, s: State) -> Tensor | None:
+            if layer == 2:
+                seen["kept"] = s.packed.tokens["origin"][s.packed.tokens["origin"] < 12]
+            return None
+
+    answer(net, Settings((1.0, 0.5, 0.5)), Look())
+    others = seen["columns"][1:].topk(5).indices + 1
+    assert seen["kept"].tolist() == sorted([0, *others.tolist()])
+
+
+def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
+    net, stage = made(drop=0.3)
+    torch.manual_seed(0)
+    assert stage._lengths(frozenset(), smallest=True) == pytest.approx((0.7, 0.49, 0.343))
+    assert stage._lengths(frozenset({2}), smallest=True) == pytest.approx((0.7, 0.7, 0.49))  # a skipped layer keeps all
+    assert shortest(net) == pytest.approx((0.7, 0.49, 0.343))
+    drawn = [stage._lengths(frozenset(), smallest=False) for _ in range(200)]
+    for before, now in ((None, 0), (0, 1), (1, 2)):
+        ratio = torch.tensor([one[now] / (1.0 if before is None else one[before]) for one in drawn])
+        assert 0.7 <= float(ratio.min()) < 0.72 and 0.98 < float(ratio.max()) <= 1.0
+
+
+def some_batch() -> Batch:
+    return Batch(pack(tiny.rows([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
+
+
+def test_a_step_is_four_passes_that_share_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stage = made(layer_drop=0.0)
+    drawn: list[tuple[float, ...]] = []
+    real = stage._lengths
+    monkeypatch.setattr(stage, "_lengths", lambda out, smallest: drawn.append(real(out, smallest)) or drawn[-1])
+    losses: list[float] = []
+    stage.mode()
+    torch.manual_seed(0)
+    told = stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
+    assert len(losses) == 4 and told["loss"].item() == pytest.approx(sum(losses))
+    assert drawn[0] == pytest.approx((0.8, 0.64, 0.512)) and len(drawn) == 3
+
+
+@pytest.mark.parametrize("kl", ["forward", "reverse"])
+def test_short_models_learn_from_the_full_one_alone(kl: str) -> None:
+    """With nothing dropped the short models say what the full one says: their divergence is zero, labels or not."""
+    net, stage = made(drop=1e-9, layer_drop=0.0, kl=kl, sandwiches=0)
+    net.eval()
+    losses: list[float] = []
+    stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
+    full, short = losses
+    assert short == pytest.approx(0.0, abs=1e-6) and full > 0.1
+
+
+def test_the_two_directions_of_divergence_differ() -> None:
+    found = {}
+    for kl in ("forward", "reverse"):
+        net, stage = made(drop=0.8, layer_drop=0.0, kl=kl, sandwiches=0)
+        net.eval()
+        losses: list[float] = []
+        stage.step(some_batch(), lambda loss, kept=losses: kept.append(float(loss.detach())))
+        found[kl] = losses[1]
+    assert found["forward"] > 0 and found["reverse"] > 0 and found["forward"] != pytest.approx(found["reverse"])
+
+
+def test_tags_of_dropped_tokens_are_answered() -> None:
+    """Drop-and-restore: every token has an answer, and the others' answers show that somebody was missing."""
+    rows = [{"tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]}]
+    spec = get("tagging").from_rows(rows, "rows")
+    net = assemble(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], Options())
+    net.eval()
+    short, full = answer(net, Settings((0.5, 0.25, 0.1))), answer(net, Settings())
+    assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)
+    assert tokens_kept(short.log, 3, 4).sum() < tokens_kept(full.log, 3, 4).sum()
+    last = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
+    assert torch.allclose(short.logits[last[3]], full.logits[last[3]], atol=1e-5)  # a row of one token loses nobody
+    assert not torch.allclose(short.logits, full.logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("options", [{"drop": 0.0}, {"drop": 1.0}, {"layer_drop": 1.0}, {"sandwiches": -1}])
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OfframpError, match=r"e\.g\. drop=0\.2"):
+        Options(**options)
+
+
+def test_settings_are_plain_json() -> None:
+    assert asdict(Settings((0.5, 0.5))) == {"lengths": (0.5, 0.5)}

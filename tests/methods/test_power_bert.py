@@ -1,0 +1,141 @@
+"""PoWER-BERT: weights by rank, counts from weights, tokens that are really gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offramp import engines, methods
+from offramp.core.loop import Result, run
+from offramp.core.packed import pack
+from offramp.errors import OfframpError
+from offramp.methods import power_bert
+from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
+from offramp.model.folder import assemble, load
+from offramp.parts.batch import Batch
+from offramp.parts.network import Network
+from offramp.tasks import get
+from offramp.training.schedule import Schedule
+from tests import runs, tiny
+from tests.methods.test_exits import made as plain
+
+LENGTHS = [12, 3, 20, 1]
+
+
+def made(**options: Any) -> tuple[Network, Retention]:
+    _, net = plain("power_bert", **options)
+    kept = net.added["retention"]
+    assert isinstance(kept, Retention)
+    return net, kept
+
+
+def answer(net: Network, settings: Settings) -> Result:
+    policy = power_bert.Policy(net, settings)
+    with torch.no_grad():
+        return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
+
+
+def fed(result: Result) -> list[list[int]]:
+    return [event.tokens.tolist() for event in result.log if event.what == "feed"]
+
+
+def test_short_rows_keep_what_they_have_and_scale_shrinks_all() -> None:
+    net, _ = made(counts=(15, 6, 2))
+    assert fed(answer(net, Settings())) == [[12, 3, 15, 1], [6, 3, 6, 1], [2, 2, 2, 1]]
+    assert fed(answer(net, Settings(0.5))) == [[6, 2, 8, 1], [3, 2, 3, 1], [1, 1, 1, 1]]
+
+
+def test_only_layers_that_drop_ask_for_scores() -> None:
+    net, kept = made(counts=(15, 15, 2))
+    policy = power_bert.Policy(net, Settings())
+    assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [True, False, True]
+    kept.counts.fill_(kept.weights.shape[1])
+    assert not any(power_bert.Policy(net, Settings()).wants_scores(layer) for layer in (1, 2, 3))
+
+
+def test_counts_are_sums_of_weights_that_never_grow() -> None:
+    _, kept = made()
+    with torch.no_grad():
+        kept.weights.zero_()
+        kept.weights[0, :5], kept.weights[1, :9], kept.weights[2, 0] = 0.7, 1.0, -3.0
+    kept.settle()
+    assert kept.counts.tolist() == [3, 3, 1]  # floor(3.5); 9, but not more than before; never none
+
+
+def some_batch() -> Batch:
+    return Batch(pack(tiny.rows([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
+
+
+def test_the_penalty_weighs_later_layers_more() -> None:
+    net, kept = made()
+    stage = Search(net, options=Options(penalty=0.5))
+    net.eval()
+    seen: list[float] = []
+    told = stage.step(some_batch(), lambda loss: seen.append(float(loss.detach())))
+    longest = kept.weights.shape[1]
+    assert seen[0] - float(told["loss"]) == pytest.approx(0.5 * longest * (1 + 2 + 3), rel=1e-4)
+
+
+def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:
+    net, kept = made()
+    stage = Search(net, options=Options(penalty=0.0))
+    net.eval()
+    one = float(stage.step(some_batch(), lambda loss: None)["loss"])
+    with torch.no_grad():
+        kept.weights[:, 20:] = 0.0  # ranks that no row has
+        kept.weights[0, 0] = 7.0
+    assert float(stage.step(some_batch(), lambda loss: None)["loss"]) == pytest.approx(one)
+    assert kept.weights.max() == 1.0
+    with torch.no_grad():
+        kept.weights[0, 3:] = 0.2
+    assert float(stage.step(some_batch(), lambda loss: None)["loss"]) != pytest.approx(one, rel=1e-3)
+
+
+def test_weights_learn_at_their_own_rate_without_decay() -> None:
+    net, kept = made()
+    (groups,) = Search(net, options=Options(soft_lr=0.03)).optimisers(1e-4)
+    own = [group for group in groups if any(p is kept.weights for p in group["params"])]
+    assert len(own) == 1 and own[0]["lr"] == 0.03 and own[0]["weight_decay"] == 0.0
+    everyone = [id(p) for group in groups for p in group["params"]]
+    assert len(everyone) == len(set(everyone)) == len(list(net.named_parameters()))
+
+
+def test_given_counts_skip_the_search() -> None:
+    net, _ = made(counts=(15, 6, 2))
+    assert [stage.name for stage in power_bert.stages(net, Options(counts=(15, 6, 2)))] == ["fine-tune", "re-train"]
+    net, _ = made()
+    stages = power_bert.stages(net, Options())
+    assert [stage.name for stage in stages] == ["fine-tune", "search", "re-train"] and isinstance(stages[2], Retrain)
+
+
+def test_counts_found_in_training_travel_with_the_model(base: str, tmp_path: Path) -> None:
+    quick = Schedule(epochs=2, batch_size=12, lr=0.005)
+    options = {"penalty": "0.5", "soft_lr": "0.2"}
+    run_ = runs.train(base, tmp_path, "power_bert", schedule=quick, options=options)
+    model = load(run_)
+    found = power_bert._retention(model.network).counts.tolist()
+    assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
+    assert methods.get("power_bert").policy(model.network, Settings()).wants_scores(1)
+
+
+BAD = [{"counts": (3, 5, 1)}, {"counts": (3, 0, 0)}, {"counts": (3.5, 2, 1)}, {"penalty": -1.0}, {"soft_lr": 0.0}]
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OfframpError, match=r"fix: .*e\.g\."):
+        Options(**options)
+    with pytest.raises(OfframpError, match="each of 3 layers"):
+        made(counts=(4, 2))
+    with pytest.raises(OfframpError, match="at most 1"):
+        Settings(0.0)
+
+
+def test_tasks_that_need_every_token_are_refused_with_a_way_out() -> None:
+    rows = [{"tokens": ["a", "b"], "tags": ["O", "B-X"]}]
+    spec = get("tagging").from_rows(rows, "rows")
+    with pytest.raises(OfframpError, match=r"one answer a row\n.*length_adaptive"):
+        assemble(tiny.model("bert", spec.auto_class), spec, methods.get("power_bert"), Options())

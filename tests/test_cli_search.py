@@ -1,0 +1,52 @@
+"""`offramp search` from the command line: progress, points, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offramp.model.points import Point
+from offramp.study.searching import drawing
+from offramp.training.schedule import Schedule
+from tests import runs
+from tests.test_cli import Call, call, rows
+
+__all__ = ["call"]  # the fixture of the other commands' tests
+
+
+def test_search_finds_points_and_budgets_use_them(
+    call: Call, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = Schedule(epochs=1, batch_size=24, lr=0.005)
+    run = runs.train(base, tmp_path, "length_adaptive", schedule=quick)
+    data = rows("new.jsonl", runs.rows("classification", 20, 3))
+    assert call("eval", run, "--data", data, "--budget", 0.8).code == 0  # a quick curve was made by training
+    monkeypatch.setattr("offramp.budget.search.FIRST", 3)
+    words = ["--data", data, "--iterations", 1, "--mutations", 2, "--crossovers", 2, "--rows", 8, "--budget", 0.8]
+    said = call("search", run, *words)
+    assert said.code == 0 and "for budget 0.8" in said.out, said.err
+    assert "iteration 1 of 1, 0 to try" in said.err and "tried on 8 rows" in said.err
+    points = json.loads((run / "points.json").read_text())
+    assert points["data"]["rows"] == 12 and points["data"]["name"].endswith("new.jsonl")
+    again = call("search", run, *words, "--resume")
+    assert again.code == 0 and "iteration" not in again.err  # everything was tried before
+    assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6").code == 2
+    assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6,0.7").code == 2
+    assert "lengths=" in call("info", run).out
+
+
+def test_what_cannot_be_searched_is_refused(call: Call, trained: Path) -> None:
+    data = rows("new.jsonl", runs.rows("classification", 6, 3))
+    said = call("search", trained, "--data", data)
+    assert said.code == 2 and "--method length_adaptive" in said.err
+    assert "no such folder" in call("search", "nowhere", "--data", data).err
+
+
+def test_the_front_is_drawn_in_letters() -> None:
+    best = [Point({}, 0.4, 0.6, 3.0), Point({}, 1.0, 0.9, 3.0)]
+    lines = drawing(best, [Point({}, 0.7, 0.75, 3.0)]).splitlines()
+    assert lines[0].rstrip().endswith("●") and lines[0].startswith("  0.9000") and lines[11].startswith("  0.6000 │ ●")
+    assert "0.400" in lines[-1] and "1.000" in lines[-1] and sum("·" in line for line in lines) == 1
+    assert drawing(best[:1], best[:1])
