@@ -35,11 +35,11 @@ class PreNormRotary:
         """Attention half: norm, rotate, attend, add."""
         own = self.layer.attn
         if queries is keys:
-            q, k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=1)
+            q, k, v = own.Wqkv(self.layer.attn_norm(keys)).chunk(3, dim=-1)
         else:
-            wide, bias = queries.shape[1], own.Wqkv.bias
+            wide, bias = queries.shape[-1], own.Wqkv.bias
             rest = None if bias is None else bias[wide:]
-            k, v = F.linear(self.layer.attn_norm(keys), own.Wqkv.weight[wide:], rest).chunk(2, dim=1)
+            k, v = F.linear(self.layer.attn_norm(keys), own.Wqkv.weight[wide:], rest).chunk(2, dim=-1)
             first = None if bias is None else bias[:wide]
             q = F.linear(self.layer.attn_norm(queries), own.Wqkv.weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
@@ -58,8 +58,8 @@ class PreNormRotary:
         return parts
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        cos, sin = self.rotary(x.float(), position[None], self.layer.attention_type)
-        heads = x.float().view(x.shape[0], self.heads, -1)  # [tokens, heads, width]
+        cos, sin = self.rotary(x.float(), position.reshape(1, -1), self.layer.attention_type)
+        heads = x.float().reshape(-1, self.heads, x.shape[-1] // self.heads)  # [tokens, heads, width]
         left, right = heads.chunk(2, dim=-1)
         turned = heads * cos[0, :, None] + torch.cat((-right, left), -1) * sin[0, :, None]
         return turned.to(x.dtype).reshape(x.shape)

@@ -68,10 +68,14 @@ def record(network: Network, data: Data, batch_size: int = 32, engine: Engine | 
 
 
 @dataclass(frozen=True)
-class _Idle:
+class _Idle(Engine):
     """An engine that computes nothing: states have no width."""
 
-    depth: int
+    layers: int
+
+    @property
+    def depth(self) -> int:
+        return self.layers
 
     def embed(self, packed: Packed) -> Tensor:
         return torch.zeros(packed.total, 0)
@@ -99,6 +103,10 @@ class Recorded:
     def unsure(self, layer: int, packed: Packed) -> Tensor:
         """What the learned unit said."""
         return self.recording.unsure[layer][packed.rows["origin"]]
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """Methods with token predictors change later states: nothing of theirs is replayed."""
+        raise NotImplementedError
 
 
 def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:

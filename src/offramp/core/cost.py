@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,9 +63,9 @@ class Prices(Protocol):
 
 def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
     """MACs of every row of the batch."""  # [rows] float64
-    total = torch.zeros(rows, dtype=torch.float64)
+    total = np.zeros(rows)  # numpy: this is done after every batch, however small
     for event in log:
-        tokens, keys = event.tokens.double(), event.keys.double()
+        tokens, keys = event.tokens.numpy(), event.keys.numpy()
         if event.what == "attend":
             cost = prices.layer(event.layer)
             # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
@@ -74,8 +75,8 @@ def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
         else:
             flat = _flat(event, prices)
             spent = flat.row + flat.token * tokens + flat.pair * tokens * keys
-        total.index_add_(0, event.rows.cpu(), spent)
-    return total
+        total[event.rows.numpy(force=True)] += spent  # a row is named once in an event
+    return torch.from_numpy(total)
 
 
 def _flat(event: Event, prices: Prices) -> HeadCost:
@@ -97,8 +98,8 @@ def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
 
 def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
     """Token-layers computed ÷ layers, for every row."""  # [rows]
-    total = torch.zeros(rows, dtype=torch.float64)
+    total = np.zeros(rows)
     for event in log:
         if event.what == "feed":
-            total.index_add_(0, event.rows.cpu(), event.tokens.double())
-    return total / depth
+            total[event.rows.numpy(force=True)] += event.tokens.numpy()
+    return torch.from_numpy(total / depth)

@@ -2,6 +2,8 @@
 
     embed ─► begin ─► leave(0) ─► [ enter ─► attend ─► attended ─► feed ─► leave ] × L ─► final head
 
+Where nobody looks between the halves, an engine runs the layer whole.
+
 A row that leaves takes its answer along and is never computed again. A dropped token's last state is remembered for
 token-level answers. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.
 """
@@ -9,48 +11,18 @@ token-level answers. Idle tokens (gate 0) stay visible as keys and values; their
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offramp.core.attention import Layout, Scores, layout
 from offramp.core.cost import Event
+from offramp.core.engine import Engine, Heads
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 
-
-class Engine(Protocol):
-    """How a half-layer is executed."""
-
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-
-    def embed(self, packed: Packed) -> Tensor:
-        """Embeddings of the packed tokens."""  # [tokens, hidden]
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
-        """First half of a layer (1…depth)."""
-
-    def feed(self, layer: int, x: Tensor) -> Tensor:
-        """Second half of a layer."""
-
-
-class Heads(Protocol):
-    """The exits: what the model would answer after a layer."""
-
-    @property
-    def per_token(self) -> bool:
-        """Whether answers are per token."""
-
-    def __call__(self, layer: int, packed: Packed) -> Tensor:
-        """Logits per row or per token."""
-
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
-        """How unsure a learned unit is of each row's answer, 0…1."""
+__all__ = ["Answer", "Engine", "Heads", "Result", "State", "run"]
 
 
 @dataclass
@@ -79,6 +51,12 @@ class State:
         packed = self.packed
         self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
         return self.heads.unsure(self.layer, packed)
+
+    def predict(self) -> Tensor:
+        """What the method's own predictor before the current layer says of each token; counted."""  # [tokens, …]
+        packed = self.packed
+        self.log.append(Event("extra", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return self.heads.predict(self.layer, packed)
 
     def settle(self, done: Tensor) -> None:
         """Tokens whose answer stands from now on: what the exit says is kept, and they go idle."""
@@ -150,12 +128,22 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
             break
         s.layer, s._logits = layer, None
         s.drop(policy.enter(layer, s))
-        scores = _attend(engine, layer, s, policy.wants_scores(layer))
-        s.drop(policy.attended(layer, s, scores))
-        _feed(engine, layer, s)
+        if "gate" in s.packed.tokens or policy.wants_attended(layer):
+            scores = _attend(engine, layer, s, policy.wants_scores(layer))
+            s.drop(policy.attended(layer, s, scores))
+            _feed(engine, layer, s)
+        else:
+            _whole(engine, layer, s)
         done = policy.leave(layer, s) if layer < engine.depth else None
         _leave(torch.ones(s.packed.count, dtype=torch.bool) if layer == engine.depth else done, s, answers)
     return _gather(answers, s)
+
+
+def _whole(engine: Engine, layer: int, s: State) -> None:
+    packed = s.packed
+    s.packed = packed.with_states(engine.whole(layer, packed.states, packed.layout))
+    done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
+    s.log += (Event("attend", *done), Event("feed", *done))
 
 
 def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:

@@ -25,6 +25,10 @@ class Policy:
         """Whether `attended` needs attention scores at this layer; only those layers pay for them."""
         return False
 
+    def wants_attended(self, layer: int) -> bool:
+        """Whether `attended` does anything at this layer; where not, the layer is run whole."""
+        return type(self).attended is not Policy.attended
+
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
 
@@ -51,6 +55,9 @@ class Both(Policy):
 
     def wants_scores(self, layer: int) -> bool:
         return any(policy.wants_scores(layer) for policy in self.pair)
+
+    def wants_attended(self, layer: int) -> bool:
+        return any(policy.wants_attended(layer) for policy in self.pair)
 
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return _merge([policy.attended(layer, s, scores) for policy in self.pair], all_must=True)

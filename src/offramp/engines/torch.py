@@ -8,11 +8,12 @@ from torch import Tensor
 
 from offramp.backbones import Encoder
 from offramp.core.attention import Layout, Scores
+from offramp.core.loop import Engine
 from offramp.core.packed import Packed
 
 
 @dataclass(frozen=True)
-class TorchEngine:
+class TorchEngine(Engine):
     """Runs the backbone's half-layers directly."""
 
     encoder: Encoder

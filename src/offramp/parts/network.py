@@ -57,7 +57,8 @@ class Network:
         packed = packed.with_states(self.encoder.final(packed.states))
         if layer == self.depth:
             return self.last.apply(packed)
-        return self.ramps[layer](packed)
+        logits: Tensor = self.added["ramps"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
+        return logits
 
     def embed(self) -> HeadCost:
         """MACs among the embeddings."""
@@ -86,6 +87,11 @@ class Network:
         """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
         cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
         return cost
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """What that predictor says of each token's state before the layer."""
+        said: Tensor = self.added["extra"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
+        return said
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""
