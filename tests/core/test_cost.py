@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from offramp import backbones, engines
 from offramp.core import cost
 from offramp.core.attention import Layout, Scores
-from offramp.core.engine import Engine
 from offramp.core.cost import Event, HeadCost, LayerCost
+from offramp.core.engine import Engine
 from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy

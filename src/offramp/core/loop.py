@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offramp.core.attention import Layout, Scores, layout
+from offramp.core.attention import Scores, layout
 from offramp.core.cost import Event
 from offramp.core.engine import Engine, Heads
 from offramp.core.packed import Packed

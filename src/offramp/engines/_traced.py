@@ -1,0 +1,120 @@
+"""Stand-ins for layouts and batches while a layer or a head is traced: the same answers in forms that compilers know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offramp.core.layout import Ints, Layout, Plan, Scores
+from offramp.core.packed import Packed
+
+Named = dict[str, Tensor]
+NOBODY: Ints = np.zeros(0, dtype=np.int64)  # lengths that nobody reads while a layer is traced
+
+
+@dataclass(frozen=True)
+class Side:
+    pad: Tensor  # [lines, places]
+    unpad: Tensor  # [tokens]
+
+
+def in_lines(given: Named, query: Side, key: Side, position: tuple[Tensor, Tensor]) -> Mix:
+    """Attention in lines; positions go into lines too, should a layer have a window."""
+    asks = _gather(position[0], query.pad)[:, None, :, None]
+    seen = _gather(position[1], key.pad)[:, None, None, :]
+    return Mix(query.pad.shape[0], query, key, (asks, seen), given["mask"], given["real"])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Attention in a form that compilers know; stands in for `core.attention.attend` while a layer is traced."""
+
+    lines: int
+    query: Side | None  # None: in lines already
+    key: Side | None
+    position: tuple[Tensor, Tensor]  # [lines, 1, queries, 1] and [lines, 1, 1, keys]
+    mask: Tensor | None = None
+    real: Tensor | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Scores | None]:
+        q = _lines(query, self.query, plan.heads)
+        k, v = (_lines(x, self.key, plan.heads) for x in (key, value))
+        mask = self.mask
+        if plan.window is not None:
+            near = (self.position[0] - self.position[1]).abs() <= plan.window
+            far = torch.zeros((), dtype=q.dtype) if mask is None else mask
+            mask = torch.where(near, far, float("-inf"))
+        if not plan.scores:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return self._packed(out, query), None
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
+        weights = (logits if mask is None else logits + mask).softmax(-1)  # [lines, heads, queries, keys]
+        mean = weights.mean(1) if self.real is None else (weights.mean(1) * self.real)
+        own = mean * (self.position[0] == self.position[1]).squeeze(1)  # a row holds a position once
+        return self._packed(weights @ v, query), Scores(self._keys(mean.sum(1)), self._keys(own.sum(1)))
+
+    def _packed(self, out: Tensor, like: Tensor) -> Tensor:
+        out = out.transpose(1, 2)  # [lines, queries, heads, width]
+        if self.query is None:
+            return out.reshape(like.shape)
+        return out.reshape(-1, like.shape[-1]).index_select(0, self.query.unpad)
+
+    def _keys(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1)
+        return flat if self.key is None else flat.index_select(0, self.key.unpad)
+
+
+@dataclass(frozen=True)
+class Rows(Packed):
+    """A packed batch of traced tensors, pooled without scattering. Has no token ids: integers there are 32 bits wide."""
+
+    line: Tensor | None = None  # [rows, longest]
+    weight: Tensor | None = None  # [rows, longest], 1 / length or 0
+    where: Layout | None = None
+
+    @classmethod
+    def of(cls, given: Named) -> Rows:
+        position, side = given["position"], Side(given["key_pad"], given["key_unpad"])
+        where = Layout(NOBODY, NOBODY, position, position, True, mix=in_lines(given, side, side, (position, position)))
+        made = cls(given["x"], given["lengths"], {}, {"position": position}, given["line"], given["weight"], where)
+        derived = {"layout": where, "row_of_token": given["row"], "starts": given["line"][:, 0]}
+        made.__dict__.update(derived, total=given["x"].shape[0])
+        return made
+
+    def with_states(self, states: Tensor) -> Packed:
+        made = type(self)(states, self.lengths, self.rows, self.tokens, self.line, self.weight, self.where)
+        return self._same(made)
+
+    def first(self) -> Tensor:
+        return self.states.index_select(0, self._line[:, 0])
+
+    def mean(self) -> Tensor:
+        assert self.weight is not None
+        return (self.weight[:, None] @ self._gathered).squeeze(1)
+
+    def max(self) -> Tensor:
+        return self._gathered.amax(1)
+
+    @property
+    def _line(self) -> Tensor:
+        assert self.line is not None
+        return self.line
+
+    @property
+    def _gathered(self) -> Tensor:
+        return _gather(self.states, self._line)
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """Tokens put into lines."""  # [tokens, …], [lines, places] → [lines, places, …]
+    return x.index_select(0, index.reshape(-1)).view(index.shape[0], index.shape[1], *x.shape[1:])
+
+
+def _lines(x: Tensor, side: Side | None, heads: int) -> Tensor:
+    """Tokens as attention wants them."""  # [lines, heads, places, width]
+    x = x if side is None else _gather(x, side.pad)
+    return x.view(x.shape[0], x.shape[1], heads, x.shape[-1] // heads).transpose(1, 2)

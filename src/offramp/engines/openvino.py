@@ -1,0 +1,166 @@
+"""OpenVINO on the CPU: layers, exits and predictors compiled one by one, with free shapes, when first needed.
+
+Precision: fp32 takes the same decisions as torch. bf16 computes layers in bfloat16. int8 keeps weights in 8 bits (one
+scale for each output) and rounds each token's activations by itself as it comes (one scale for `GROUP` values), so no
+token ever shares a scale with another row: the law of the house holds, and no calibration is needed. Embeddings and
+exits stay in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offramp.backbones import Encoder
+from offramp.core.engine import Engine, Heads
+from offramp.core.layout import Layout, Scores
+from offramp.core.packed import Packed
+from offramp.engines import How, _sketch
+from offramp.engines._runtime import Graph, Settings, share
+from offramp.engines._shelf import Shelf
+
+SPARSE = 4  # a batch whose rectangle of rows is that many times its tokens is pooled by torch
+
+
+@dataclass(frozen=True)
+class OpenVINOEngine(Engine):
+    """Runs compiled half-layers."""
+
+    encoder: Encoder
+    shelf: Shelf
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.encoder.depth
+
+    @cached_property
+    def _twins(self) -> list[int]:
+        """For each layer the first one with the same parameters (ALBERT): they share graphs."""
+        first: dict[int, int] = {}
+        return [first.setdefault(id(layer), number) for number, layer in enumerate(self.encoder.layers)]
+
+    def embed(self, packed: Packed) -> Tensor:
+        """Embeddings of the packed tokens."""
+        graph = self.shelf.attempt("embed", lambda: _sketch.embed("embed", self.encoder.embed))
+        if graph is None:
+            return self.encoder.embed(packed)
+        out = torch.empty(packed.total, self.encoder.hidden)
+        graph(packed.tokens, [out])
+        return out
+
+    def whole(self, layer: int, x: Tensor, where: Layout) -> Tensor:
+        """Both halves."""
+        return self._same(layer, "whole", x, where)[0]
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, Scores | None]:
+        """First half of a layer (1…depth)."""
+        half = "scored" if scores else "attend"
+        made = self._same(layer, half, keys, where) if queries is keys else self._idle(layer, half, queries, keys, where)
+        return made[0], Scores(made[1], made[2]) if scores else None
+
+    def feed(self, layer: int, x: Tensor) -> Tensor:
+        """Second half of a layer."""
+        out = torch.empty(x.shape)
+        self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
+        return out
+
+    def exits(self, heads: Heads) -> Heads:
+        """Compiled exits."""
+        return Exits(self, heads)
+
+    def _graph(self, layer: int, name: str, draw: Any) -> Graph:
+        twin = self._twins[layer - 1]
+        name = f"layer-{twin + 1}-{name}"
+        return self.shelf.get(name, lambda: draw(name, self.encoder.layers[twin], hidden=self.encoder.hidden))
+
+    def _same(self, layer: int, half: str, x: Tensor, where: Layout) -> list[Tensor]:
+        """All tokens are queries and keys."""
+        outputs = [torch.empty(x.shape)]
+        if half == "scored":
+            outputs += [torch.empty(x.shape[0]), torch.empty(x.shape[0])]
+        if where.even:
+            graph = self._graph(layer, f"{half}-even", partial(_sketch.layer_even, half=half))
+            block = (len(where.key_lengths), int(where.key_lengths[0]))
+            given = {"x": x.view(*block, -1)}
+            if "position" in graph.names:
+                given["position"] = where.key_position.view(block)
+            graph(given, [outputs[0].view(*block, -1), *outputs[1:]])
+        else:
+            graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
+            graph({"x": x, **_inputs(where)}, outputs)
+        return outputs
+
+    def _idle(self, layer: int, half: str, queries: Tensor, keys: Tensor, where: Layout) -> list[Tensor]:
+        """Some tokens are keys only."""
+        outputs = [torch.empty(queries.shape)]
+        if half == "scored":
+            outputs += [torch.empty(keys.shape[0]), torch.empty(keys.shape[0])]
+        graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
+        graph({"queries": queries, "x": keys, **_inputs(where)}, outputs)
+        return outputs
+
+
+def _inputs(where: Layout) -> dict[str, Any]:
+    """What ragged graphs want to know of a layout, ready to be shared; made once for all layers."""
+    if "openvino" not in where.cache:
+        made = {name: share(array) for name, array in _sketch.ragged_inputs(where).items()}
+        made["position"], made["query_position"] = share(where.key_position), share(where.query_position)
+        where.cache["openvino"] = made
+    found: dict[str, Any] = where.cache["openvino"]
+    return found
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Exits, learned units and token predictors, each compiled when first asked; what cannot be traced stays torch's."""
+
+    engine: OpenVINOEngine
+    heads: Heads
+
+    @property
+    def per_token(self) -> bool:
+        """Whether answers are per token."""
+        return self.heads.per_token
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Logits per row or per token."""
+        return self._run(f"head-{layer}", partial(self.heads, layer), packed, self.per_token)
+
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        """How unsure a learned unit is of each row's answer."""
+        return self._run(f"doubt-{layer}", partial(self.heads.unsure, layer), packed, False)
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """What a method's own predictor says of each token."""
+        return self._run(f"extra-{layer}", partial(self.heads.predict, layer), packed, True)
+
+    def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
+        hidden = self.engine.encoder.hidden
+        graph = self.engine.shelf.attempt(name, lambda: _sketch.head(name, function, hidden))
+        lengths = packed.layout.key_lengths
+        if graph is None or len(lengths) * int(lengths.max()) > SPARSE * packed.total:
+            made: Tensor = function(packed)
+            return made
+        out = torch.empty((packed.total if per_token else packed.count, *graph.width()))
+        graph({"x": packed.states, **_rows(packed.layout, graph)}, [out])
+        return out
+
+
+def _rows(where: Layout, graph: Graph) -> dict[str, Any]:
+    """What heads want to know of a layout: pooling always, lines only where a head attends."""
+    if "openvino-rows" not in where.cache:
+        where.cache["openvino-rows"] = {name: share(t) for name, t in _sketch.row_inputs(where).items()}
+    found: dict[str, Any] = where.cache["openvino-rows"]
+    return {**found, **_inputs(where)} if "key_pad" in graph.names or "position" in graph.names else found
+
+
+def make(encoder: Encoder, how: How) -> OpenVINOEngine:
+    """The engine over an encoder's own parameters."""
+    return OpenVINOEngine(encoder, Shelf(Settings(how.precision, how.threads), how.cache))
