@@ -28,9 +28,11 @@ class Engine(Protocol):
     def feed(self, layer: int, x: Tensor) -> Tensor:
         """Second half of a layer."""
 
-    def whole(self, layer: int, x: Tensor, where: Layout) -> Tensor:
-        """Both halves at once; by default one after the other."""
-        return self.feed(layer, self.attend(layer, x, x, where, False)[0])
+    def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
+        """Both halves of neighbouring layers between which nobody looks; by default one after the other."""
+        for layer in layers:
+            x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
+        return x
 
     def exits(self, heads: Heads) -> Heads:
         """The same exits as this engine runs them; by default as they are."""

@@ -2,7 +2,7 @@
 
     embed ─► begin ─► leave(0) ─► [ enter ─► attend ─► attended ─► feed ─► leave ] × L ─► final head
 
-Where nobody looks between the halves, an engine runs the layer whole.
+Where nobody looks in between, an engine runs both halves, or several layers, at once.
 
 A row that leaves takes its answer along and is never computed again. A dropped token's last state is remembered for
 token-level answers. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.
@@ -123,27 +123,32 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     answers: list[Answer] = []
     policy.begin(s)
     _leave(policy.leave(0, s), s, answers)
-    for layer in range(1, engine.depth + 1):
-        if s.packed.count == 0:
-            break
-        s.layer, s._logits = layer, None
-        s.drop(policy.enter(layer, s))
-        if "gate" in s.packed.tokens or policy.wants_attended(layer):
-            scores = _attend(engine, layer, s, policy.wants_scores(layer))
-            s.drop(policy.attended(layer, s, scores))
-            _feed(engine, layer, s)
+    while s.layer < s.depth and s.packed.count > 0:
+        s.layer, s._logits = s.layer + 1, None
+        s.drop(policy.enter(s.layer, s))
+        if "gate" in s.packed.tokens or policy.wants_attended(s.layer):
+            scores = _attend(engine, s.layer, s, policy.wants_scores(s.layer))
+            s.drop(policy.attended(s.layer, s, scores))
+            _feed(engine, s.layer, s)
         else:
-            _whole(engine, layer, s)
-        done = policy.leave(layer, s) if layer < engine.depth else None
-        _leave(torch.ones(s.packed.count, dtype=torch.bool) if layer == engine.depth else done, s, answers)
+            _whole(engine, policy, s)
+        last = s.layer == s.depth
+        _leave(torch.ones(s.packed.count, dtype=torch.bool) if last else policy.leave(s.layer, s), s, answers)
     return _gather(answers, s)
 
 
-def _whole(engine: Engine, layer: int, s: State) -> None:
-    packed = s.packed
-    s.packed = packed.with_states(engine.whole(layer, packed.states, packed.layout))
-    done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
-    s.log += (Event("attend", *done), Event("feed", *done))
+def _whole(engine: Engine, policy: Policy, s: State) -> None:
+    """This layer, and those after it as long as the policy does nothing in between."""
+    packed, first = s.packed, s.layer
+    while s.layer < s.depth and not (policy.wants_leave(s.layer) or policy.wants_enter(s.layer + 1)):
+        if policy.wants_attended(s.layer + 1):
+            break
+        s.layer += 1
+    layers = range(first, s.layer + 1)
+    s.packed = packed.with_states(engine.whole(layers, packed.states, packed.layout))
+    for layer in layers:
+        done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
+        s.log += (Event("attend", *done), Event("feed", *done))
 
 
 def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
@@ -229,6 +234,8 @@ def _nobody(packed: Packed) -> Packed:
 
 
 def _gather(answers: list[Answer], s: State) -> Result:
+    if len(answers) == 1:  # everybody left together, in order
+        return Result(answers[0].logits.float(), answers[0].layers, s.log)
     rows = torch.cat([answer.rows for answer in answers])
     layers = torch.cat([answer.layers for answer in answers])
     owner = torch.cat([answer.tokens for answer in answers]) if s.heads.per_token else rows

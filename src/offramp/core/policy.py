@@ -18,6 +18,10 @@ class Policy:
     def begin(self, s: State) -> None:
         """Sees the embeddings; planned depths are written into columns here."""
 
+    def wants_enter(self, layer: int) -> bool:
+        """Whether `enter` does anything at this layer; where nothing is wanted, layers may be run together."""
+        return type(self).enter is not Policy.enter
+
     def enter(self, layer: int, s: State) -> Tensor | None:
         """Before attention: which tokens go on ([tokens] bool, None = all). May set the token column `gate`."""
 
@@ -26,11 +30,15 @@ class Policy:
         return False
 
     def wants_attended(self, layer: int) -> bool:
-        """Whether `attended` does anything at this layer; where not, the layer is run whole."""
+        """Whether `attended` does anything at this layer; where not, its halves may be run together."""
         return type(self).attended is not Policy.attended
 
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
+
+    def wants_leave(self, layer: int) -> bool:
+        """Whether `leave` does anything after this layer."""
+        return type(self).leave is not Policy.leave
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
@@ -50,6 +58,9 @@ class Both(Policy):
         for policy in self.pair:
             policy.begin(s)
 
+    def wants_enter(self, layer: int) -> bool:
+        return any(policy.wants_enter(layer) for policy in self.pair)
+
     def enter(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.enter(layer, s) for policy in self.pair], all_must=True)
 
@@ -61,6 +72,9 @@ class Both(Policy):
 
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return _merge([policy.attended(layer, s, scores) for policy in self.pair], all_must=True)
+
+    def wants_leave(self, layer: int) -> bool:
+        return any(policy.wants_leave(layer) for policy in self.pair)
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)

@@ -69,7 +69,8 @@ def _plan(where: Layout) -> Places:
 
 def _share(lengths: Ints) -> list[Ints]:
     """Rows put together, longest first, into lines no longer than the longest row."""
-    room, lines = [], []
+    room: list[int] = []
+    lines: list[list[int]] = []
     for row in np.argsort(-lengths, kind="stable").tolist():
         fits = next((i for i, free in enumerate(room) if free >= lengths[row]), None)
         if fits is None:

@@ -1,4 +1,4 @@
-"""OpenVINO itself: import without telemetry, from a traced function to a compiled graph, from a file to a compiled graph.
+"""OpenVINO itself: imported without telemetry, from a traced function to a model, from a compiled model to a graph.
 
 A graph runs on a sample before anything else. A first input of length 1 would otherwise be compiled into its attention
 for good, and later inputs get wrong answers (seen with OpenVINO 2026.4). A fresh graph must also equal torch on two
@@ -13,15 +13,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import gcd
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offramp.engines._record import frozen, record
+from offramp.engines._record import frozen
 from offramp.engines._sketch import Sketch
 from offramp.engines._traced import Named
 from offramp.errors import OfframpError
@@ -71,6 +69,8 @@ class Graph:
     def __init__(self, compiled: Any, sample: Named) -> None:
         self.compiled, self.local = compiled, threading.local()
         self.names: list[str] = [given.get_node().get_friendly_name() for given in compiled.inputs]
+        shape = list(compiled.outputs[0].partial_shape)
+        self.width = tuple(n.get_length() for n in shape[1:] if n.is_static)  # behind the first dimension
         self.tensor = library().Tensor
         self.request().infer([sample[name].numpy() for name in self.names])
 
@@ -81,10 +81,6 @@ class Graph:
         except AttributeError:
             self.local.request = self.compiled.create_infer_request()
             return self.local.request
-
-    def width(self) -> tuple[int, ...]:
-        """What stands behind the first dimension of the first output."""
-        return tuple(dimension.get_length() for dimension in list(self.compiled.outputs[0].partial_shape)[1:])
 
     def __call__(self, given: Mapping[str, Any], outputs: Sequence[Tensor]) -> None:
         """Inputs by name, as tensors or as what `share` made of them; results are written into `outputs`."""

@@ -1,17 +1,18 @@
 """What a compiled engine compiles: functions of named tensors, made from a backbone's own layers by tracing them.
 
-Two forms of a layer. *Even*: rows of one length, states as [rows, length, hidden], no gathers, no mask. *Ragged*: states
-as [tokens, hidden]; only queries, keys and values are put into lines (`_places.py`) and taken out again.
+Two forms of a layer. *Even*: rows of one length, states as [rows, length, hidden], no gathers, no mask. *Ragged*:
+states as [tokens, hidden]; only queries, keys and values are put into lines (`_places.py`) and taken out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.backbones import Layer
@@ -20,6 +21,7 @@ from offramp.core.packed import Packed
 from offramp.engines._places import places
 from offramp.engines._traced import NOBODY, Mix, Named, Rows, Side, in_lines
 
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class Sketch:
     examples: tuple[Named, Named]
 
 
-def layer_even(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
+def layer_even(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
     """A layer, or its first half with scores or without, over rows of one length."""
 
     def function(given: Named) -> tuple[Tensor, ...]:
         x, position = given["x"], given["position"]
         window = position[:, None, :, None], position[:, None, None, :]
         where = Layout(NOBODY, NOBODY, position, position, True, mix=Mix(x.shape[0], None, None, window))
-        return _halves(layer, half, x, x, where)
+        return _halves(layers, half, x, x, where)
 
     def example(rows: int, length: int) -> Named:
         return {"x": _states(rows, length, hidden), "position": torch.arange(length).repeat(rows, 1)}
@@ -46,14 +48,14 @@ def layer_even(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
     return Sketch(name, function, (example(2, 6), example(3, 7)))
 
 
-def layer_ragged(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
+def layer_ragged(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
     """The same over rows of any lengths."""
 
     def function(given: Named) -> tuple[Tensor, ...]:
         x, position = given["x"], given["position"]
         side = Side(given["key_pad"], given["key_unpad"])
         where = Layout(NOBODY, NOBODY, position, position, True, mix=in_lines(given, side, side, (position, position)))
-        return _halves(layer, half, x, x, where)
+        return _halves(layers, half, x, x, where)
 
     def example(lengths: list[int]) -> Named:
         where = _layout(lengths)
@@ -62,14 +64,14 @@ def layer_ragged(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
     return Sketch(name, function, (example([6, 4]), example([2, 90, 1, 2, 89])))
 
 
-def layer_idle(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
+def layer_idle(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
     """First half where only some tokens are queries."""
 
     def function(given: Named) -> tuple[Tensor, ...]:
         queries, keys, asks, seen = given["queries"], given["x"], given["query_position"], given["position"]
         query, key = Side(given["query_pad"], given["query_unpad"]), Side(given["key_pad"], given["key_unpad"])
         where = Layout(NOBODY, NOBODY, asks, seen, False, mix=in_lines(given, query, key, (asks, seen)))
-        return _halves(layer, half, queries, keys, where)
+        return _halves(layers, half, queries, keys, where)
 
     def example(lengths: list[int], counts: list[int]) -> Named:
         where = _layout(lengths, counts)
@@ -78,8 +80,9 @@ def layer_idle(name: str, layer: Layer, half: str, hidden: int) -> Sketch:
     return Sketch(name, function, (example([6, 4], [3, 2]), example([2, 90, 1, 2, 89], [1, 70, 1, 1, 60])))
 
 
-def feed(name: str, layer: Layer, hidden: int) -> Sketch:
+def feed(name: str, layers: Sequence[Layer], hidden: int) -> Sketch:
     """Second half."""
+    (layer,) = layers
     examples = ({"x": _states(5, hidden)}, {"x": _states(7, hidden)})
     return Sketch(name, lambda given: (layer.feed(given["x"]),), examples)
 
@@ -88,8 +91,8 @@ def embed(name: str, function: Callable[[Packed], Tensor]) -> Sketch:
     """Embeddings of packed tokens."""
 
     def example(count: int) -> Named:
-        count_up = torch.arange(count)
-        return {"id": count_up % 5, "type": torch.zeros_like(count_up), "position": count_up}
+        counted = torch.arange(count)
+        return {"id": counted % 5, "type": torch.zeros_like(counted), "position": counted}
 
     def traced(given: Named) -> tuple[Tensor, ...]:
         return (function(Packed(torch.empty(0), torch.empty(0), {}, given)),)
@@ -105,12 +108,13 @@ def head(name: str, function: Callable[[Packed], Tensor], hidden: int) -> Sketch
 
     def example(lengths: list[int]) -> Named:
         where = _layout(lengths)
-        return {"x": _states(sum(lengths), hidden), **_inputs(where), **row_inputs(where)}
+        rows = {name: torch.from_numpy(array) for name, array in row_inputs(where, ("row",)).items()}
+        return {"x": _states(sum(lengths), hidden), **_inputs(where), **rows}
 
     return Sketch(name, traced, (example([6, 4]), example([2, 90, 1, 2, 89])))
 
 
-def ragged_inputs(where: Layout) -> dict[str, np.ndarray[Any, Any]]:
+def ragged_inputs(where: Layout) -> dict[str, Array]:
     """What a ragged graph wants to know of a layout."""
     at = places(where)
     return {
@@ -123,21 +127,30 @@ def ragged_inputs(where: Layout) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def row_inputs(where: Layout) -> Named:
-    """What pooling wants to know of a layout: each row a line of its own."""
-    lengths = torch.from_numpy(where.key_lengths)
-    starts = lengths.cumsum(0) - lengths
-    column = torch.arange(int(lengths.max()))
+def row_inputs(where: Layout, wanted: Container[str]) -> dict[str, Array]:
+    """What pooling wants to know of a layout: each row a line of its own, filled up with its first token."""
+    lengths, made = where.key_lengths, {"lengths": where.key_lengths}
+    if "row" in wanted:
+        made["row"] = np.repeat(np.arange(len(lengths)), lengths)
+    if len(lengths) == 1:
+        made["line"] = np.arange(lengths[0], dtype=np.int32)[None]
+        return {**made, "weight": np.full((1, lengths[0]), 1.0 / lengths[0], dtype=np.float32)}
+    starts, column = (np.cumsum(lengths) - lengths)[:, None], np.arange(lengths.max())
     real = column < lengths[:, None]
-    line = torch.where(real, starts[:, None] + column, starts[:, None])
-    row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    return {"line": line.int(), "weight": real / lengths[:, None], "lengths": lengths, "row": row}
+    made["line"] = np.where(real, starts + column, starts).astype(np.int32)
+    return {**made, "weight": (real / lengths[:, None]).astype(np.float32)}
 
 
-def _halves(layer: Layer, half: str, queries: Tensor, keys: Tensor, where: Layout) -> tuple[Tensor, ...]:
-    y, scores = layer.attend(queries, keys, where, half == "scored", None)
+def _halves(
+    layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout
+) -> tuple[Tensor, ...]:
+    """One first half, or whole layers one after another."""
     if half == "whole":
-        y = layer.feed(y)
+        for layer in layers:
+            keys = layer.feed(layer.attend(keys, keys, where, False, None)[0])
+        return (keys,)
+    (layer,) = layers
+    y, scores = layer.attend(queries, keys, where, half == "scored", None)
     return (y,) if scores is None else (y, *scores)
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for layouts and batches while a layer or a head is traced: the same answers in forms that compilers know."""
+"""Stand-ins for layouts and batches while a layer or a head is traced: the same answers in forms compilers know."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Rows(Packed):
-    """A packed batch of traced tensors, pooled without scattering. Has no token ids: integers there are 32 bits wide."""
+    """A packed batch of traced tensors, pooled without scattering. It has no token ids: a graph's integers are short,
+    and hashes of ids would overflow."""
 
     line: Tensor | None = None  # [rows, longest]
     weight: Tensor | None = None  # [rows, longest], 1 / length or 0

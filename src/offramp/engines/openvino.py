@@ -53,16 +53,23 @@ class OpenVINOEngine(Engine):
         graph(packed.tokens, [out])
         return out
 
-    def whole(self, layer: int, x: Tensor, where: Layout) -> Tensor:
-        """Both halves."""
-        return self._same(layer, "whole", x, where)[0]
+    def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
+        """Whole layers: all of them at once, or one by one (graphs of other stretches would hold weights again)."""
+        if len(layers) == self.depth:
+            return self._same(0, "whole", x, where)[0]
+        for layer in layers:
+            x = self._same(layer, "whole", x, where)[0]
+        return x
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
     ) -> tuple[Tensor, Scores | None]:
         """First half of a layer (1…depth)."""
         half = "scored" if scores else "attend"
-        made = self._same(layer, half, keys, where) if queries is keys else self._idle(layer, half, queries, keys, where)
+        if queries is keys:
+            made = self._same(layer, half, keys, where)
+        else:
+            made = self._idle(layer, half, queries, keys, where)
         return made[0], Scores(made[1], made[2]) if scores else None
 
     def feed(self, layer: int, x: Tensor) -> Tensor:
@@ -76,9 +83,11 @@ class OpenVINOEngine(Engine):
         return Exits(self, heads)
 
     def _graph(self, layer: int, name: str, draw: Any) -> Graph:
-        twin = self._twins[layer - 1]
-        name = f"layer-{twin + 1}-{name}"
-        return self.shelf.get(name, lambda: draw(name, self.encoder.layers[twin], hidden=self.encoder.hidden))
+        """A graph of a layer, or of all (0)."""
+        first = self._twins[layer - 1] if layer else 0
+        name = f"layer-{first + 1}-{name}" if layer else f"layers-{name}"
+        stack = [self.encoder.layers[first]] if layer else list(self.encoder.layers)
+        return self.shelf.get(name, lambda: draw(name, stack, hidden=self.encoder.hidden))
 
     def _same(self, layer: int, half: str, x: Tensor, where: Layout) -> list[Tensor]:
         """All tokens are queries and keys."""
@@ -119,7 +128,7 @@ def _inputs(where: Layout) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Exits:
-    """Exits, learned units and token predictors, each compiled when first asked; what cannot be traced stays torch's."""
+    """Exits, learned units and token predictors, compiled when first asked; what cannot be traced stays torch's."""
 
     engine: OpenVINOEngine
     heads: Heads
@@ -145,20 +154,23 @@ class Exits:
         hidden = self.engine.encoder.hidden
         graph = self.engine.shelf.attempt(name, lambda: _sketch.head(name, function, hidden))
         lengths = packed.layout.key_lengths
-        if graph is None or len(lengths) * int(lengths.max()) > SPARSE * packed.total:
+        if graph is None or (len(lengths) > 1 and len(lengths) * int(lengths.max()) > SPARSE * packed.total):
             made: Tensor = function(packed)
             return made
-        out = torch.empty((packed.total if per_token else packed.count, *graph.width()))
+        out = torch.empty((packed.total if per_token else packed.count, *graph.width))
         graph({"x": packed.states, **_rows(packed.layout, graph)}, [out])
         return out
 
 
 def _rows(where: Layout, graph: Graph) -> dict[str, Any]:
     """What heads want to know of a layout: pooling always, lines only where a head attends."""
-    if "openvino-rows" not in where.cache:
-        where.cache["openvino-rows"] = {name: share(t) for name, t in _sketch.row_inputs(where).items()}
-    found: dict[str, Any] = where.cache["openvino-rows"]
-    return {**found, **_inputs(where)} if "key_pad" in graph.names or "position" in graph.names else found
+    found: dict[str, Any] = where.cache.setdefault("openvino-rows", {})
+    if not all(name in found for name in graph.names if name != "x"):
+        made = _sketch.row_inputs(where, graph.names)
+        found.update({name: share(array) for name, array in made.items() if name in graph.names})
+        if "mask" in graph.names or "position" in graph.names:
+            found.update(_inputs(where))
+    return found
 
 
 def make(encoder: Encoder, how: How) -> OpenVINOEngine:

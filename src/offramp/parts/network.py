@@ -70,7 +70,10 @@ class Network:
 
     def head(self, layer: int) -> HeadCost:
         """MACs of the exit after layer 0…L."""
-        return self.last.cost if layer == self.depth else self.ramps[layer].cost
+        if layer == self.depth:
+            return self.last.cost
+        cost: HeadCost = self.added["ramps"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+        return cost
 
     def unsure(self, layer: int, packed: Packed) -> Tensor:
         """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""
