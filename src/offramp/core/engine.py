@@ -34,6 +34,11 @@ class Engine(Protocol):
             x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
         return x
 
+    def straight(self, heads: Heads, packed: Packed) -> Tensor:
+        """Embeddings, all layers and the last exit, where nobody looks at all: logits; by default one after another."""
+        states = self.whole(range(1, self.depth + 1), self.embed(packed), packed.layout)
+        return heads(self.depth, packed.with_states(states))
+
     def exits(self, heads: Heads) -> Heads:
         """The same exits as this engine runs them; by default as they are."""
         return heads

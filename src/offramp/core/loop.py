@@ -2,7 +2,7 @@
 
     embed ─► begin ─► leave(0) ─► [ enter ─► attend ─► attended ─► feed ─► leave ] × L ─► final head
 
-Where nobody looks in between, an engine runs both halves, or several layers, at once.
+Where nobody looks in between, an engine runs both halves, several layers, or everything at once.
 
 A row that leaves takes its answer along and is never computed again. A dropped token's last state is remembered for
 token-level answers. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.
@@ -11,18 +11,18 @@ token-level answers. Idle tokens (gate 0) stay visible as keys and values; their
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from offramp.core.answers import Answer, Result, answer, gather
 from offramp.core.attention import Scores, layout
 from offramp.core.cost import Event
 from offramp.core.engine import Engine, Heads
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 
-__all__ = ["Answer", "Engine", "Heads", "Result", "State", "run"]
+__all__ = ["Engine", "Heads", "Result", "State", "run"]
 
 
 @dataclass
@@ -97,26 +97,10 @@ class State:
         self._logits = None
 
 
-class Answer(NamedTuple):
-    """What a group of rows left with."""
-
-    rows: Tensor  # [n] which rows of the original batch
-    tokens: Tensor  # [their tokens] which tokens of it
-    logits: Tensor
-    layers: Tensor  # [n] float64
-
-
-@dataclass(frozen=True)
-class Result:
-    """Answers in the order of the packed batch."""
-
-    logits: Tensor  # [rows, outputs] or [tokens, outputs]
-    exit_layer: Tensor  # [rows] float64: whole numbers, or the mean over tokens that left one by one
-    log: list[Event]
-
-
 def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     """A packed batch through the layers, as far as the policy sends each row and token."""
+    if not policy.wants_anything(engine.depth):
+        return _straight(engine, heads, packed)
     packed = packed.with_states(engine.embed(packed))
     s = State(packed, packed, heads, engine.depth)
     s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
@@ -134,7 +118,16 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
             _whole(engine, policy, s)
         last = s.layer == s.depth
         _leave(torch.ones(s.packed.count, dtype=torch.bool) if last else policy.leave(s.layer, s), s, answers)
-    return _gather(answers, s)
+    return gather(answers, heads.per_token, s.log)
+
+
+def _straight(engine: Engine, heads: Heads, packed: Packed) -> Result:
+    """Everybody through everything."""
+    depth, done = engine.depth, (packed.rows["origin"], packed.lengths, packed.lengths)
+    logits = engine.straight(heads, packed)
+    log = [Event("embed", 0, *done), Event("head", depth, *done)]
+    log += [Event(what, layer, *done) for layer in range(1, depth + 1) for what in ("attend", "feed")]
+    return Result(logits.float(), torch.full((packed.count,), float(depth), dtype=torch.float64), log)
 
 
 def _whole(engine: Engine, policy: Policy, s: State) -> None:
@@ -212,32 +205,10 @@ def _leave(done: Tensor | None, s: State, answers: list[Answer]) -> None:
         if not everyone:
             pick = done[owners.row_of_token.cpu()] if s.heads.per_token else done
             logits, owners = logits[pick.to(logits.device)], owners.keep_rows(done)
-    answers.append(_answer(owners, logits, s.layer))
+    answers.append(answer(owners, logits, s.layer))
     s.packed = s.packed.keep_rows(~done) if not everyone else _nobody(s.packed)
     s._logits = None
 
 
-def _answer(owners: Packed, logits: Tensor, layer: int) -> Answer:
-    """Logits and exit layers of rows that leave; tokens that settled earlier keep what they said then."""
-    layers = torch.full((owners.count,), float(layer), dtype=torch.float64)
-    left = owners.tokens.get("left")
-    if left is not None:
-        logits = torch.where((left >= 0)[:, None], owners.tokens["answer"].to(logits.dtype), logits)
-        own = torch.where(left >= 0, left, layer).double()
-        layers = torch.zeros(owners.count, dtype=torch.float64).index_add(0, owners.row_of_token.cpu(), own.cpu())
-        layers = layers / owners.lengths
-    return Answer(owners.rows["origin"], owners.tokens["origin"], logits, layers)
-
-
 def _nobody(packed: Packed) -> Packed:
     return Packed(packed.states[:0], packed.lengths[:0])
-
-
-def _gather(answers: list[Answer], s: State) -> Result:
-    if len(answers) == 1:  # everybody left together, in order
-        return Result(answers[0].logits.float(), answers[0].layers, s.log)
-    rows = torch.cat([answer.rows for answer in answers])
-    layers = torch.cat([answer.layers for answer in answers])
-    owner = torch.cat([answer.tokens for answer in answers]) if s.heads.per_token else rows
-    logits = torch.cat([answer.logits.float() for answer in answers])
-    return Result(logits[owner.argsort()], layers[rows.cpu().argsort()], s.log)

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 class Policy:
     """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
 
+    def wants_anything(self, depth: int) -> bool:
+        """Whether any moment is used at all; where not, an engine may run everything at once."""
+        asks = (self.wants_enter, self.wants_attended, self.wants_leave)
+        looks = any(ask(layer) for layer in range(1, depth) for ask in asks)
+        ends = self.wants_leave(0) or self.wants_enter(depth) or self.wants_attended(depth)
+        return looks or ends or type(self).begin is not Policy.begin
+
     def begin(self, s: State) -> None:
         """Sees the embeddings; planned depths are written into columns here."""
 
@@ -53,6 +60,9 @@ class Both(Policy):
 
     def __init__(self, first: Policy, second: Policy) -> None:
         self.pair = (first, second)
+
+    def wants_anything(self, depth: int) -> bool:
+        return any(policy.wants_anything(depth) for policy in self.pair)
 
     def begin(self, s: State) -> None:
         for policy in self.pair:

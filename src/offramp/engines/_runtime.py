@@ -52,6 +52,11 @@ class Settings:
     precision: str
     threads: int | None
 
+    @property
+    def exact(self) -> bool:
+        """Whether decisions are torch's."""
+        return self.precision == "fp32"
+
     def properties(self) -> dict[str, Any]:
         """In OpenVINO's words: one request at a time, and fp32 means fp32."""
         made: dict[str, Any] = {
@@ -95,7 +100,7 @@ class Graph:
 
 def share(value: Tensor | np.ndarray[Any, Any]) -> Any:
     """An OpenVINO tensor over the same memory."""
-    array = value.detach().contiguous().numpy() if isinstance(value, Tensor) else value
+    array = value.contiguous().numpy() if isinstance(value, Tensor) else value
     return library().Tensor(array, shared_memory=True)
 
 
@@ -104,7 +109,7 @@ class _Function(nn.Module):
 
     def __init__(self, sketch: Sketch) -> None:
         super().__init__()
-        self.function, self.names = sketch.function, list(sketch.examples[0])
+        self.function, self.names = sketch.function, list(sketch.samples[0].given)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         return self.function(dict(zip(self.names, given, strict=True)))
@@ -116,7 +121,7 @@ def convert(sketch: Sketch, constants: Sequence[Tensor]) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    first, second = sketch.examples
+    first, second = (sample.given for sample in sketch.samples)
     quiet, plain = warnings.catch_warnings(), torch.inference_mode(False)
     with quiet, plain, torch.no_grad(), frozen(constants):
         warnings.simplefilter("ignore")  # shapes are meant to be traced

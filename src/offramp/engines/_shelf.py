@@ -58,7 +58,7 @@ class Shelf:
             return None
 
     def _make(self, sketch: Sketch, settings: Settings) -> Graph:
-        first = sketch.examples[0]
+        first = sketch.samples[0].given
         _, recorded = record(lambda: sketch.function(first), list(first.values()))
         path = None if self.folder is None else self._path(sketch, recorded.digest.hexdigest(), settings)
         found = None if path is None else self._read(path, settings)
@@ -107,12 +107,13 @@ def _versions() -> tuple[str, ...]:
 
 def _check(graph: Graph, sketch: Sketch, settings: Settings) -> None:
     """A fresh graph must compute what torch computes."""
-    for example in sketch.examples:
+    for sample in sketch.samples:
         with torch.no_grad():
-            theirs = sketch.function(example)
-        outputs = [torch.empty(t.shape, dtype=torch.float32) for t in theirs]
-        graph(example, outputs)
+            theirs, shapes = sample.truth(), [t.shape for t in sketch.function(sample.given)]
+        outputs = [torch.empty(shape) for shape in shapes]
+        graph(sample.given, outputs)
         for ours, wanted in zip(outputs, theirs, strict=True):
+            ours = ours.view(wanted.shape)
             wrong = float((ours - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
             if not wrong <= TOLERANCE[settings.precision]:
                 given = f"a compiled {sketch.name} whose results differ by {wrong:.2g}"

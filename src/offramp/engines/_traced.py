@@ -22,18 +22,26 @@ class Side:
     unpad: Tensor  # [tokens]
 
 
-def in_lines(given: Named, query: Side, key: Side, position: tuple[Tensor, Tensor]) -> Mix:
-    """Attention in lines; positions go into lines too, should a layer have a window."""
-    asks = _gather(position[0], query.pad)[:, None, :, None]
-    seen = _gather(position[1], key.pad)[:, None, None, :]
-    return Mix(query.pad.shape[0], query, key, (asks, seen), given["mask"], given["real"])
+def even(position: Tensor) -> Layout:
+    """Rows of one length, tokens in lines already; positions as [rows, length]."""
+    sides = position[:, None, :, None], position[:, None, None, :]
+    return Layout(NOBODY, NOBODY, position, position, True, mix=Mix(None, None, sides))
+
+
+def ragged(given: Named, same: bool = True) -> Layout:
+    """Rows of any lengths; positions go into lines too, should a layer have a window."""
+    key = Side(given["key_pad"], given["key_unpad"])
+    query = key if same else Side(given["query_pad"], given["query_unpad"])
+    asks = given["position"] if same else given["query_position"]
+    sides = _gather(asks, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
+    mix = Mix(query, key, sides, given["mask"], given["real"])
+    return Layout(NOBODY, NOBODY, asks, given["position"], same, mix=mix)
 
 
 @dataclass(frozen=True)
 class Mix:
     """Attention in a form that compilers know; stands in for `core.attention.attend` while a layer is traced."""
 
-    lines: int
     query: Side | None  # None: in lines already
     key: Side | None
     position: tuple[Tensor, Tensor]  # [lines, 1, queries, 1] and [lines, 1, 1, keys]
@@ -75,39 +83,59 @@ class Rows(Packed):
 
     line: Tensor | None = None  # [rows, longest]
     weight: Tensor | None = None  # [rows, longest], 1 / length or 0
-    where: Layout | None = None
 
     @classmethod
     def of(cls, given: Named) -> Rows:
-        position, side = given["position"], Side(given["key_pad"], given["key_unpad"])
-        where = Layout(NOBODY, NOBODY, position, position, True, mix=in_lines(given, side, side, (position, position)))
-        made = cls(given["x"], given["lengths"], {}, {"position": position}, given["line"], given["weight"], where)
-        derived = {"layout": where, "row_of_token": given["row"], "starts": given["line"][:, 0]}
+        tokens = {"position": given["position"]}
+        made = cls(given["x"], given["lengths"], {}, tokens, given["line"], given["weight"])
+        derived = {"layout": ragged(given), "row_of_token": given["row"], "starts": given["line"][:, 0]}
         made.__dict__.update(derived, total=given["x"].shape[0])
         return made
 
     def with_states(self, states: Tensor) -> Packed:
-        made = type(self)(states, self.lengths, self.rows, self.tokens, self.line, self.weight, self.where)
-        return self._same(made)
+        return self._same(type(self)(states, self.lengths, self.rows, self.tokens, self.line, self.weight))
 
     def first(self) -> Tensor:
         return self.states.index_select(0, self._line[:, 0])
 
     def mean(self) -> Tensor:
         assert self.weight is not None
-        return (self.weight[:, None] @ self._gathered).squeeze(1)
+        return (self.weight[:, None] @ _gather(self.states, self._line)).squeeze(1)
 
     def max(self) -> Tensor:
-        return self._gathered.amax(1)
+        return _gather(self.states, self._line).amax(1)
 
     @property
     def _line(self) -> Tensor:
         assert self.line is not None
         return self.line
 
+
+@dataclass(frozen=True)
+class Block(Packed):
+    """Traced rows of one length, as the last exit wants them: states, and each row's first or mean."""
+
+    shape: tuple[int, int] = (0, 0)  # rows, length
+
+    @classmethod
+    def of(cls, x: Tensor) -> Block:
+        return cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, {}, (x.shape[0], x.shape[1]))
+
+    def with_states(self, states: Tensor) -> Packed:
+        return type(self)(states, self.lengths, self.rows, self.tokens, self.shape)
+
+    def first(self) -> Tensor:
+        return self._rows[:, 0]
+
+    def mean(self) -> Tensor:
+        return self._rows.mean(1)
+
+    def max(self) -> Tensor:
+        return self._rows.amax(1)
+
     @property
-    def _gathered(self) -> Tensor:
-        return _gather(self.states, self._line)
+    def _rows(self) -> Tensor:
+        return self.states.view(*self.shape, self.states.shape[-1])
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:

@@ -78,6 +78,25 @@ class OpenVINOEngine(Engine):
         self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
         return out
 
+    def straight(self, heads: Heads, packed: Packed) -> Tensor:
+        """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
+        where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+        name = "model-even" if where.even else "model-ragged"
+        graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
+        if graph is None or (not where.even and _sparse(where)):
+            return super().straight(heads, packed)
+        out = torch.empty((packed.total if last.per_token else packed.count, *graph.width))
+        if where.even:
+            block = (len(where.key_lengths), int(where.key_lengths[0]))
+            graph({key: packed.tokens[key].view(block) for key in graph.names}, [out])
+        else:
+            graph({**packed.tokens, **_inputs(where), **_rows(where, graph)}, [out])
+        return out
+
+    def _model(self, name: str, last: Heads) -> _sketch.Sketch:
+        draw = _sketch.model_even if name == "model-even" else _sketch.model_ragged
+        return draw(name, _sketch.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
+
     def exits(self, heads: Heads) -> Heads:
         """Compiled exits."""
         return Exits(self, heads)
@@ -114,6 +133,12 @@ class OpenVINOEngine(Engine):
         graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
         graph({"queries": queries, "x": keys, **_inputs(where)}, outputs)
         return outputs
+
+
+def _sparse(where: Layout) -> bool:
+    """Whether a rectangle of rows would be mostly filler."""
+    lengths = where.key_lengths
+    return len(lengths) > 1 and len(lengths) * int(lengths.max()) > SPARSE * int(lengths.sum())
 
 
 def _inputs(where: Layout) -> dict[str, Any]:
@@ -153,8 +178,7 @@ class Exits:
     def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
         hidden = self.engine.encoder.hidden
         graph = self.engine.shelf.attempt(name, lambda: _sketch.head(name, function, hidden))
-        lengths = packed.layout.key_lengths
-        if graph is None or (len(lengths) > 1 and len(lengths) * int(lengths.max()) > SPARSE * packed.total):
+        if graph is None or _sparse(packed.layout):
             made: Tensor = function(packed)
             return made
         out = torch.empty((packed.total if per_token else packed.count, *graph.width))
@@ -165,7 +189,7 @@ class Exits:
 def _rows(where: Layout, graph: Graph) -> dict[str, Any]:
     """What heads want to know of a layout: pooling always, lines only where a head attends."""
     found: dict[str, Any] = where.cache.setdefault("openvino-rows", {})
-    if not all(name in found for name in graph.names if name != "x"):
+    if not all(name in found for name in graph.names if name not in ("x", "id", "type")):
         made = _sketch.row_inputs(where, graph.names)
         found.update({name: share(array) for name, array in made.items() if name in graph.names})
         if "mask" in graph.names or "position" in graph.names:
