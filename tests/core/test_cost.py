@@ -14,6 +14,7 @@ from offramp import backbones, engines
 from offramp.core import cost
 from offramp.core.attention import Layout, Scores
 from offramp.core.cost import Event, HeadCost, LayerCost
+from offramp.core.engine import Engine
 from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
@@ -70,12 +71,16 @@ def test_published_macs_of_a_length_configuration() -> None:
     assert round(float(cost.macs(log, MiniLM(), 1)) / 1e9, 3) == 2.484
 
 
-class Eager:
+class Eager(Engine):
     """The torch engine with every attention written out as matrix products, which torch's counter can see."""
 
     def __init__(self, encoder: backbones.Encoder) -> None:
-        self.inner, self.depth = engines.make("torch", encoder), encoder.depth
+        self.inner = engines.make("torch", encoder)
         self.embed, self.feed = self.inner.embed, self.inner.feed
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool

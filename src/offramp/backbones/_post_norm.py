@@ -49,7 +49,7 @@ class PostNorm(Narrowing):
         p = self.parts
         if queries is keys and not torch.is_grad_enabled():
             weight, bias = self._fuse()
-            q, k, v = F.linear(keys, weight, bias).chunk(3, dim=1)
+            q, k, v = F.linear(keys, weight, bias).chunk(3, dim=-1)
         else:
             q, k, v = (F.linear(x, *self._project(n)) for n, x in (("query", queries), ("key", keys), ("value", keys)))
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0

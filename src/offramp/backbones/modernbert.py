@@ -38,11 +38,11 @@ class PreNormRotary(Narrowing):
         own = self.layer.attn
         weight, bias = self._rows("Wqkv", own.Wqkv, self.columns, 3)
         if queries is keys:
-            q, k, v = F.linear(self.layer.attn_norm(keys), weight, bias).chunk(3, dim=1)
+            q, k, v = F.linear(self.layer.attn_norm(keys), weight, bias).chunk(3, dim=-1)
         else:
             wide = len(weight) // 3
             rest = None if bias is None else bias[wide:]
-            k, v = F.linear(self.layer.attn_norm(keys), weight[wide:], rest).chunk(2, dim=1)
+            k, v = F.linear(self.layer.attn_norm(keys), weight[wide:], rest).chunk(2, dim=-1)
             first = None if bias is None else bias[:wide]
             q = F.linear(self.layer.attn_norm(queries), weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
@@ -75,8 +75,8 @@ class PreNormRotary(Narrowing):
         return parts
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        cos, sin = self.rotary(x.float(), position[None], self.layer.attention_type)
-        heads = x.float().view(x.shape[0], self.heads, -1)  # [tokens, heads, width]
+        cos, sin = self.rotary(x.float(), position.reshape(1, -1), self.layer.attention_type)
+        heads = x.float().reshape(-1, self.heads, x.shape[-1] // self.heads)  # [tokens, heads, width]
         left, right = heads.chunk(2, dim=-1)
         turned = heads * cos[0, :, None] + torch.cat((-right, left), -1) * sin[0, :, None]
         return turned.to(x.dtype).reshape(x.shape)

@@ -136,10 +136,14 @@ class _Dropping(Policy):
 
 
 @dataclass(frozen=True)
-class _Idle:
+class _Idle(Engine):
     """An engine that computes nothing: states are a column of zeros."""
 
-    depth: int
+    layers: int
+
+    @property
+    def depth(self) -> int:
+        return self.layers
 
     def embed(self, packed: Packed) -> Tensor:
         return torch.zeros(packed.total, 1)
@@ -167,6 +171,10 @@ class Recorded:
     def unsure(self, layer: int, packed: Packed) -> Tensor:
         """What the learned unit said."""
         return self.recording.unsure[layer][packed.rows["origin"]]
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """Methods with token predictors change later states: nothing of theirs is replayed."""
+        raise NotImplementedError
 
 
 def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:

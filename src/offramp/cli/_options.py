@@ -18,7 +18,9 @@ BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
-Engine = Annotated[str, typer.Option(help="how layers are executed")]
+Engine = Annotated[str, typer.Option(help="how layers are executed: auto, openvino or torch")]
+Precision = Annotated[str, typer.Option(help="of layers: fp32, bf16 or int8 (openvino)")]
+Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all cores if left out")]
 Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
 
 

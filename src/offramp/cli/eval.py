@@ -14,9 +14,11 @@ from offramp.cli._options import (
     Json,
     Limit,
     MaxLoss,
+    Precision,
     Risk,
     Run,
     Sets,
+    Threads,
     command_line,
     pairs,
 )
@@ -32,7 +34,9 @@ def command(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     batch_size: BatchSize = 32,
-    engine: Engine = "torch",
+    engine: Engine = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
     limit: Limit = None,
     column: Columns = None,
     curve: Annotated[bool, typer.Option("--curve", help="every operating point instead of one")] = False,
@@ -47,7 +51,7 @@ def command(
     from offramp.study.sweep import sweep
     from offramp.text.read import read
 
-    predictor = Predictor.load(run, engine)
+    predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk)
     if curve and (budget, set_, max_loss, risk) != (None,) * 4:
         raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import BatchSize, Budget, Columns, Engine, MaxLoss, Risk, Run, pairs
+from offramp.cli._options import BatchSize, Budget, Columns, Engine, MaxLoss, Precision, Risk, Run, Threads, pairs
 
 
 def command(
@@ -18,7 +18,9 @@ def command(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     batch_size: BatchSize = 32,
-    engine: Engine = "torch",
+    engine: Engine = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
     column: Columns = None,
 ) -> None:
     """Answer rows in order, one JSON object a line."""
@@ -26,7 +28,7 @@ def command(
     from offramp.study.bars import answers_on_screen, bar
     from offramp.study.stream import answer_stream
 
-    predictor = Predictor.load(run, engine)
+    predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     asked = predictor.settings(budget, None, max_loss, risk)
     with bar("answering", quiet=answers_on_screen(output)):
         done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))

@@ -1,65 +1,22 @@
 """Variable-length attention over packed tokens.
 
-Linear layers never see padding; only here are rows laid out in rectangles, and rows share a rectangle only when their
-lengths are close, so one long row never inflates its batch. Queries and keys have separate lengths: idle tokens are
-keys without being queries. Equal lengths take a path without gathers.
+Linear layers never see padding; only here are rows laid out in rectangles (`layout.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from offramp.core import varlen
+from offramp.core.layout import Bucket, Index, Layout, Plan, Scores, layout
 from offramp.core.relative import distance_scores, with_mask
 
-Ints = NDArray[np.int64]
-
-
-class Scores(NamedTuple):
-    """How much attention each key received, averaged over heads and summed over its row's queries."""
-
-    columns: Tensor  # [keys]
-    diagonal: Tensor  # [keys], what a token gave itself (0 where it was no query)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Rows laid out in one rectangle."""
-
-    rows: int
-    queries: int
-    keys: int
-    query_span: slice
-    key_span: slice
-    mask: Tensor | None  # [rows, 1, 1, keys], True = attend; None when all keys are real
-    query_real: Tensor | None  # [rows, queries]; None when all queries are real
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where every query and key of a packed batch lies in the rectangles. Made once per composition."""
-
-    buckets: tuple[Bucket, ...]
-    query: Index | None  # None: one rectangle in packed order
-    key: Index | None
-    query_position: Tensor  # [queries], original positions (rotary, sliding windows)
-    key_position: Tensor  # [keys]
-    same: bool  # queries and keys are the same tokens
-    windows: dict[int, list[Tensor]] = field(default_factory=dict)
-
-
-class Index(NamedTuple):
-    """A gather into rectangles and the way back."""
-
-    pad: Tensor  # [padded] token index; filler repeats the row's first token
-    unpad: Tensor  # [tokens] place in the padded block
+__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad"]
 
 
 class _Pad(torch.autograd.Function):
@@ -76,73 +33,6 @@ class _Pad(torch.autograd.Function):
         return grads[0].index_select(0, unpad), None, None
 
 
-def layout(
-    keys: Tensor, positions: Tensor, queries: Tensor | None = None, query_positions: Tensor | None = None
-) -> Layout:
-    """Plan the rectangles for rows of `keys` lengths (and fewer `queries`, where some tokens are idle)."""
-    key_lengths = keys.numpy()
-    query_lengths = key_lengths if queries is None else queries.numpy()
-    place = positions if query_positions is None else query_positions
-    same = queries is None
-    if (key_lengths == key_lengths[0]).all() and (query_lengths == query_lengths[0]).all():
-        rows, wide, tall = len(key_lengths), int(key_lengths[0]), int(query_lengths[0])
-        bucket = Bucket(rows, tall, wide, slice(0, rows * tall), slice(0, rows * wide), None, None)
-        return Layout((bucket,), None, None, place, positions, same)
-    groups = _groups(key_lengths)
-    key = _index(key_lengths, groups, positions.device)
-    query = key if same else _index(query_lengths, groups, positions.device)
-    buckets = _buckets(query_lengths, key_lengths, groups, positions.device)
-    return Layout(buckets, query, key, place, positions, same)
-
-
-def _groups(lengths: Ints) -> list[Ints]:
-    """Row indices grouped so that no row is padded by more than about a third (plus a few tokens)."""
-    order = np.argsort(-lengths, kind="stable")
-    groups, start = [], 0
-    for i in range(1, len(order) + 1):
-        longest = lengths[order[start]]
-        if i == len(order) or lengths[order[i]] < longest * 3 // 4 - 8:
-            groups.append(order[start:i])
-            start = i
-    return groups
-
-
-def _index(lengths: Ints, groups: list[Ints], device: torch.device) -> Index:
-    starts = np.cumsum(lengths) - lengths
-    pads, unpad, base = [], np.empty(int(lengths.sum()), dtype=np.int64), 0
-    for rows in groups:
-        wide = max(1, int(lengths[rows].max()))
-        column = np.arange(wide)
-        real = column[None, :] < lengths[rows][:, None]
-        # a row without queries has no token of its own to repeat: any index serves, nothing reads it back
-        index = np.minimum(starts[rows][:, None] + np.where(real, column[None, :], 0), len(unpad) - 1)
-        place = base + np.arange(len(rows) * wide).reshape(len(rows), wide)
-        unpad[index[real]] = place[real]
-        pads.append(index.ravel())
-        base += index.size
-    return Index(torch.from_numpy(np.concatenate(pads)).to(device), torch.from_numpy(unpad).to(device))
-
-
-def _buckets(queries: Ints, keys: Ints, groups: list[Ints], device: torch.device) -> tuple[Bucket, ...]:
-    buckets, q0, k0 = [], 0, 0
-    for rows in groups:
-        tall, wide = max(1, int(queries[rows].max())), int(keys[rows].max())
-        q1, k1 = q0 + len(rows) * tall, k0 + len(rows) * wide
-        real = _real(keys[rows], wide, device)
-        mask = None if real is None else real[:, None, None, :]
-        bucket = Bucket(
-            len(rows), tall, wide, slice(q0, q1), slice(k0, k1), mask, _real(queries[rows], tall, device)
-        )
-        buckets.append(bucket)
-        q0, k0 = q1, k1
-    return tuple(buckets)
-
-
-def _real(lengths: Ints, wide: int, device: torch.device) -> Tensor | None:
-    real = np.arange(wide)[None, :] < lengths[:, None]
-    return None if real.all() else torch.from_numpy(real).to(device)
-
-
 def pad(x: Tensor, index: Index | None) -> Tensor:
     """Packed → rectangles, flat."""  # [tokens, …] → [padded, …]
     return x if index is None else _Pad.apply(x, index.pad, index.unpad)
@@ -153,20 +43,12 @@ def unpad(x: Tensor, index: Index | None) -> Tensor:
     return x if index is None else x.index_select(0, index.unpad)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a layer asks of attention besides the vectors."""
-
-    heads: int
-    dropout: float = 0.0
-    window: int | None = None  # tokens further apart than this do not see each other
-    scores: bool = False
-    key_bias: Tensor | None = None  # [keys], added to the logits of each key (soft removal)
-    relative: Tensor | None = None  # [distances, head width], vectors of distances (core/relative.py)
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan) -> tuple[Tensor, Scores | None]:
     """Each row's queries over that row's keys: [queries, hidden], and what each key received if asked."""
+    if where.mix is not None:
+        return where.mix(query, key, value, plan)
+    if varlen.serves(query, plan):
+        return varlen.attend(query, key, value, where, plan), None
     q, k, v = pad(query, where.query), pad(key, where.key), pad(value, where.key)
     bias = None if plan.key_bias is None else pad(plan.key_bias, where.key)
     windows = _windows(where, plan.window) if plan.window is not None else None
@@ -237,10 +119,11 @@ def _diagonal(mean: Tensor, where: Layout, bucket: Bucket) -> Tensor:
 
 
 def _windows(where: Layout, window: int) -> list[Tensor]:
-    if window not in where.windows:
+    if ("window", window) not in where.cache:
         q, k = pad(where.query_position, where.query), pad(where.key_position, where.key)
-        where.windows[window] = [
+        where.cache["window", window] = [
             (q[b.query_span].view(b.rows, 1, -1, 1) - k[b.key_span].view(b.rows, 1, 1, -1)).abs() <= window
             for b in where.buckets
         ]
-    return where.windows[window]
+    made: list[Tensor] = where.cache["window", window]
+    return made

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,28 +63,36 @@ class Prices(Protocol):
 
 def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
     """MACs of every row of the batch."""  # [rows] float64
-    total = torch.zeros(rows, dtype=torch.float64)
-    for event in log:
-        tokens, keys = event.tokens.double(), event.keys.double()
-        if event.what == "attend":
-            cost = prices.layer(event.layer)
-            # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
-            spent = cost.query * tokens + (cost.key * keys) * (tokens > 0) + cost.pair * tokens * keys
-        elif event.what == "feed":
-            spent = prices.layer(event.layer).feed * tokens
-        else:
-            flat = _flat(event, prices)
-            spent = flat.row + flat.token * tokens + flat.pair * tokens * keys
-        total.index_add_(0, event.rows.cpu(), spent)
-    return total
+    sums: dict[tuple[int, int, int], tuple[Event, list[float]]] = {}
+    for event in log:  # what was done to the same rows and tokens is added up before it is spread over them
+        same = (id(event.rows), id(event.tokens), id(event.keys))
+        total = sums.setdefault(same, (event, [0.0, 0.0, 0.0, 0.0]))[1]
+        for i, share in enumerate(_shares(event, prices)):
+            total[i] += share
+    spent = np.zeros(rows)
+    for event, (row, token, key, pair) in sums.values():
+        tokens, keys = event.tokens.numpy(), event.keys.numpy()
+        # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
+        cost = row + token * tokens + (key * keys) * (tokens > 0) + pair * tokens * keys
+        spent[event.rows.numpy(force=True)] += cost  # a row is named once in an event
+    return torch.from_numpy(spent)
 
 
-def _flat(event: Event, prices: Prices) -> HeadCost:
-    if event.what == "embed":
-        return prices.embed()
-    if event.what == "head":
-        return prices.head(event.layer)
-    return prices.doubt(event.layer) if event.what == "doubt" else prices.extra(event.layer)
+def _shares(event: Event, prices: Prices) -> tuple[float, float, float, float]:
+    """MACs per row, per token, per key and per pair."""
+    what, layer = event.what, event.layer
+    if what == "attend":
+        cost = prices.layer(layer)
+        return 0.0, cost.query, cost.key, cost.pair
+    if what == "feed":
+        return 0.0, prices.layer(layer).feed, 0.0, 0.0
+    if what == "embed":
+        flat = prices.embed()
+    elif what == "head":
+        flat = prices.head(layer)
+    else:
+        flat = prices.doubt(layer) if what == "doubt" else prices.extra(layer)
+    return flat.row, flat.token, 0.0, flat.pair
 
 
 def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
@@ -97,8 +106,8 @@ def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
 
 def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
     """Token-layers computed ÷ layers, for every row."""  # [rows]
-    total = torch.zeros(rows, dtype=torch.float64)
+    total = np.zeros(rows)
     for event in log:
         if event.what == "feed":
-            total.index_add_(0, event.rows.cpu(), event.tokens.double())
-    return total / depth
+            total[event.rows.numpy(force=True)] += event.tokens.numpy()
+    return torch.from_numpy(total / depth)

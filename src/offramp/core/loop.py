@@ -2,6 +2,8 @@
 
     embed ─► begin ─► leave(0) ─► [ enter ─► attend ─► attended ─► feed ─► leave ] × L ─► final head
 
+Where nobody looks in between, an engine runs both halves, several layers, or everything at once.
+
 A row that leaves takes its answer along and is never computed again. A dropped token's last state is remembered for
 token-level answers. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.
 """
@@ -9,48 +11,18 @@ token-level answers. Idle tokens (gate 0) stay visible as keys and values; their
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from offramp.core.attention import Layout, Scores, layout
+from offramp.core.answers import Answer, Result, answer, gather
+from offramp.core.attention import Scores, layout
 from offramp.core.cost import Event
+from offramp.core.engine import Engine, Heads
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 
-
-class Engine(Protocol):
-    """How a half-layer is executed."""
-
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-
-    def embed(self, packed: Packed) -> Tensor:
-        """Embeddings of the packed tokens."""  # [tokens, hidden]
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
-        """First half of a layer (1…depth)."""
-
-    def feed(self, layer: int, x: Tensor) -> Tensor:
-        """Second half of a layer."""
-
-
-class Heads(Protocol):
-    """The exits: what the model would answer after a layer."""
-
-    @property
-    def per_token(self) -> bool:
-        """Whether answers are per token."""
-
-    def __call__(self, layer: int, packed: Packed) -> Tensor:
-        """Logits per row or per token."""
-
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
-        """How unsure a learned unit is of each row's answer, or of each layer above being needed, 0…1."""
+__all__ = ["Engine", "Heads", "Result", "State", "run"]
 
 
 @dataclass
@@ -79,6 +51,12 @@ class State:
         packed = self.whole() if self.heads.per_token else self.packed
         self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
         return self.heads.unsure(self.layer, packed)
+
+    def predict(self) -> Tensor:
+        """What the method's own predictor before the current layer says of each token; counted."""  # [tokens, …]
+        packed = self.packed
+        self.log.append(Event("extra", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return self.heads.predict(self.layer, packed)
 
     def settle(self, done: Tensor) -> None:
         """Tokens whose answer stands from now on: what the exit says is kept, and they go idle."""
@@ -119,43 +97,51 @@ class State:
         self._logits = None
 
 
-class Answer(NamedTuple):
-    """What a group of rows left with."""
-
-    rows: Tensor  # [n] which rows of the original batch
-    tokens: Tensor  # [their tokens] which tokens of it
-    logits: Tensor
-    layers: Tensor  # [n] float64
-
-
-@dataclass(frozen=True)
-class Result:
-    """Answers in the order of the packed batch."""
-
-    logits: Tensor  # [rows, outputs] or [tokens, outputs]
-    exit_layer: Tensor  # [rows] float64: whole numbers, or the mean over tokens that left one by one
-    log: list[Event]
-
-
 def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     """A packed batch through the layers, as far as the policy sends each row and token."""
+    if not policy.wants_anything(engine.depth):
+        return _straight(engine, heads, packed)
     packed = packed.with_states(engine.embed(packed))
     s = State(packed, packed, heads, engine.depth)
     s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
     answers: list[Answer] = []
     policy.begin(s)
     _leave(policy.leave(0, s), s, answers)
-    for layer in range(1, engine.depth + 1):
-        if s.packed.count == 0:
+    while s.layer < s.depth and s.packed.count > 0:
+        s.layer, s._logits = s.layer + 1, None
+        s.drop(policy.enter(s.layer, s))
+        if "gate" in s.packed.tokens or policy.wants_attended(s.layer):
+            scores = _attend(engine, s.layer, s, policy.wants_scores(s.layer))
+            s.drop(policy.attended(s.layer, s, scores))
+            _feed(engine, s.layer, s)
+        else:
+            _whole(engine, policy, s)
+        last = s.layer == s.depth
+        _leave(torch.ones(s.packed.count, dtype=torch.bool) if last else policy.leave(s.layer, s), s, answers)
+    return gather(answers, heads.per_token, s.log)
+
+
+def _straight(engine: Engine, heads: Heads, packed: Packed) -> Result:
+    """Everybody through everything."""
+    depth, done = engine.depth, (packed.rows["origin"], packed.lengths, packed.lengths)
+    logits = engine.straight(heads, packed)
+    log = [Event("embed", 0, *done), Event("head", depth, *done)]
+    log += [Event(what, layer, *done) for layer in range(1, depth + 1) for what in ("attend", "feed")]
+    return Result(logits.float(), torch.full((packed.count,), float(depth), dtype=torch.float64), log)
+
+
+def _whole(engine: Engine, policy: Policy, s: State) -> None:
+    """This layer, and those after it as long as the policy does nothing in between."""
+    packed, first = s.packed, s.layer
+    while s.layer < s.depth and not (policy.wants_leave(s.layer) or policy.wants_enter(s.layer + 1)):
+        if policy.wants_attended(s.layer + 1):
             break
-        s.layer, s._logits = layer, None
-        s.drop(policy.enter(layer, s))
-        scores = _attend(engine, layer, s, policy.wants_scores(layer))
-        s.drop(policy.attended(layer, s, scores))
-        _feed(engine, layer, s)
-        done = policy.leave(layer, s) if layer < engine.depth else None
-        _leave(torch.ones(s.packed.count, dtype=torch.bool) if layer == engine.depth else done, s, answers)
-    return _gather(answers, s)
+        s.layer += 1
+    layers = range(first, s.layer + 1)
+    s.packed = packed.with_states(engine.whole(layers, packed.states, packed.layout))
+    for layer in layers:
+        done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
+        s.log += (Event("attend", *done), Event("feed", *done))
 
 
 def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
@@ -221,30 +207,10 @@ def _leave(done: Tensor | None, s: State, answers: list[Answer]) -> None:
         if not everyone:
             pick = done[owners.row_of_token.cpu()] if s.heads.per_token else done
             logits, owners = logits[pick.to(logits.device)], owners.keep_rows(done)
-    answers.append(_answer(owners, logits, s.layer))
+    answers.append(answer(owners, logits, s.layer))
     s.packed = s.packed.keep_rows(~done) if not everyone else _nobody(s.packed)
     s._logits = None
 
 
-def _answer(owners: Packed, logits: Tensor, layer: int) -> Answer:
-    """Logits and exit layers of rows that leave; tokens that settled earlier keep what they said then."""
-    layers = torch.full((owners.count,), float(layer), dtype=torch.float64)
-    left = owners.tokens.get("left")
-    if left is not None:
-        logits = torch.where((left >= 0)[:, None], owners.tokens["answer"].to(logits.dtype), logits)
-        own = torch.where(left >= 0, left, layer).double()
-        layers = torch.zeros(owners.count, dtype=torch.float64).index_add(0, owners.row_of_token.cpu(), own.cpu())
-        layers = layers / owners.lengths
-    return Answer(owners.rows["origin"], owners.tokens["origin"], logits, layers)
-
-
 def _nobody(packed: Packed) -> Packed:
     return Packed(packed.states[:0], packed.lengths[:0])
-
-
-def _gather(answers: list[Answer], s: State) -> Result:
-    rows = torch.cat([answer.rows for answer in answers])
-    layers = torch.cat([answer.layers for answer in answers])
-    owner = torch.cat([answer.tokens for answer in answers]) if s.heads.per_token else rows
-    logits = torch.cat([answer.logits.float() for answer in answers])
-    return Result(logits[owner.argsort()], layers[rows.cpu().argsort()], s.log)

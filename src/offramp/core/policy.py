@@ -15,8 +15,19 @@ if TYPE_CHECKING:
 class Policy:
     """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
 
+    def wants_anything(self, depth: int) -> bool:
+        """Whether any moment is used at all; where not, an engine may run everything at once."""
+        asks = (self.wants_enter, self.wants_attended, self.wants_leave)
+        looks = any(ask(layer) for layer in range(1, depth) for ask in asks)
+        ends = self.wants_leave(0) or self.wants_enter(depth) or self.wants_attended(depth)
+        return looks or ends or type(self).begin is not Policy.begin
+
     def begin(self, s: State) -> None:
         """Sees the embeddings; planned depths are written into columns here."""
+
+    def wants_enter(self, layer: int) -> bool:
+        """Whether `enter` does anything at this layer; where nothing is wanted, layers may be run together."""
+        return type(self).enter is not Policy.enter
 
     def enter(self, layer: int, s: State) -> Tensor | None:
         """Before attention: which tokens go on ([tokens] bool, None = all). May set the token column `gate`."""
@@ -25,8 +36,16 @@ class Policy:
         """Whether `attended` needs attention scores at this layer; only those layers pay for them."""
         return False
 
+    def wants_attended(self, layer: int) -> bool:
+        """Whether `attended` does anything at this layer; where not, its halves may be run together."""
+        return type(self).attended is not Policy.attended
+
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
+
+    def wants_leave(self, layer: int) -> bool:
+        """Whether `leave` does anything after this layer."""
+        return type(self).leave is not Policy.leave
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
@@ -42,9 +61,15 @@ class Both(Policy):
     def __init__(self, first: Policy, second: Policy) -> None:
         self.pair = (first, second)
 
+    def wants_anything(self, depth: int) -> bool:
+        return any(policy.wants_anything(depth) for policy in self.pair)
+
     def begin(self, s: State) -> None:
         for policy in self.pair:
             policy.begin(s)
+
+    def wants_enter(self, layer: int) -> bool:
+        return any(policy.wants_enter(layer) for policy in self.pair)
 
     def enter(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.enter(layer, s) for policy in self.pair], all_must=True)
@@ -52,8 +77,14 @@ class Both(Policy):
     def wants_scores(self, layer: int) -> bool:
         return any(policy.wants_scores(layer) for policy in self.pair)
 
+    def wants_attended(self, layer: int) -> bool:
+        return any(policy.wants_attended(layer) for policy in self.pair)
+
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return _merge([policy.attended(layer, s, scores) for policy in self.pair], all_must=True)
+
+    def wants_leave(self, layer: int) -> bool:
+        return any(policy.wants_leave(layer) for policy in self.pair)
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)

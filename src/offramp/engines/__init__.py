@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
+
+from torch import device as Device  # a module `torch` lives in this folder
 
 from offramp.backbones import Encoder
 from offramp.core.loop import Engine
 from offramp.errors import OfframpError
+
+AUTO = "auto"
+Precision = Literal["fp32", "bf16", "int8"]
+
+
+@dataclass(frozen=True)
+class How:
+    """What a user may say about execution."""
+
+    precision: Precision = "fp32"
+    threads: int | None = None  # None: as many as the machine has cores
+    cache: Path | None = None  # where compiled pieces are kept for the next start
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise OfframpError("a precision", repr(self.precision), f"use one of: {known}")
+        if self.threads is not None and self.threads < 1:
+            raise OfframpError("a number of threads", f"threads={self.threads}", "use 1 or more, or leave it out")
 
 
 def names() -> list[str]:
@@ -15,9 +39,16 @@ def names() -> list[str]:
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
-def make(name: str, encoder: Encoder) -> Engine:
-    """An engine by name over an encoder's parameters."""
+def choose(name: str, device: Device) -> str:
+    """The engine a name means: "auto" is OpenVINO on a CPU where it is installed, torch otherwise."""
+    if name == AUTO:
+        return "openvino" if device.type == "cpu" and find_spec("openvino") is not None else "torch"
     if name not in names():
-        raise OfframpError("an engine", repr(name), f"use one of: {', '.join(names())}")
-    engine: Engine = import_module(f"{__name__}.{name}").make(encoder)
+        raise OfframpError("an engine", repr(name), f"use one of: {', '.join([AUTO, *names()])}")
+    return name
+
+
+def make(name: str, encoder: Encoder, how: How | None = None) -> Engine:
+    """An engine by name over an encoder's parameters."""
+    engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'))}").make(encoder, how or How())
     return engine

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from offramp.backbones import Encoder
 from offramp.core.attention import Layout, Scores
+from offramp.core.loop import Engine
 from offramp.core.packed import Packed
+from offramp.engines import How
+from offramp.errors import OfframpError
 
 
 @dataclass(frozen=True)
-class TorchEngine:
+class TorchEngine(Engine):
     """Runs the backbone's half-layers directly."""
 
     encoder: Encoder
@@ -37,6 +41,11 @@ class TorchEngine:
         return self.encoder.layers[layer - 1].feed(x)
 
 
-def make(encoder: Encoder) -> TorchEngine:
+def make(encoder: Encoder, how: How) -> TorchEngine:
     """The engine over an encoder's own parameters."""
+    if how.precision != "fp32":
+        fix = "leave --precision out, or use --engine openvino on a CPU"
+        raise OfframpError("the torch engine", f"precision {how.precision}", fix)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
     return TorchEngine(encoder)

@@ -29,7 +29,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from offramp.core import policy
-from offramp.core.cost import Event
 from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts import rows, saliency
@@ -120,8 +119,7 @@ class Policy(policy.Policy):
         if self.scale == 0.0:
             return None
         packed = s.packed
-        s.log.append(Event("extra", layer, packed.rows["origin"], packed.lengths, packed.lengths))
-        share = contributions(self.network, layer, packed)
+        share = contributions(s.predict(), packed)
         count = packed.lengths.to(share.device)[packed.row_of_token]
         return (share * count >= self.scale * self.eta[layer - 1]) | rows.first(packed)
 

@@ -67,6 +67,9 @@ class Policy(policy.Policy):
         self.kept = {round((i + 1) * network.depth / kept) for i in range(kept)}
         self.everything = len(self.kept) >= network.depth
 
+    def wants_enter(self, layer: int) -> bool:
+        return not self.everything
+
     def enter(self, layer: int, s: State) -> Tensor | None:
         if not self.everything:
             gate = torch.full_like(s.packed.tokens["origin"], float(layer in self.kept), dtype=torch.float32)

@@ -53,8 +53,11 @@ class Policy(policy.Policy):
     def __init__(self, network: Network, settings: Settings) -> None:
         self.task, self.exits, self.settings = network.task, frozenset(network.ramps), settings
 
+    def wants_leave(self, layer: int) -> bool:
+        return layer in self.exits and self.settings.patience > 0
+
     def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer not in self.exits or self.settings.patience == 0:
+        if not self.wants_leave(layer):
             return None
         logits, packed = s.logits(), s.whole() if s.heads.per_token else s.packed
         columns = packed.tokens if s.heads.per_token else packed.rows

@@ -55,8 +55,11 @@ class Policy(policy.Policy):
     def __init__(self, network: Network, settings: Settings) -> None:
         self.exits, self.settings = frozenset(network.ramps), settings
 
+    def wants_leave(self, layer: int) -> bool:
+        return layer in self.exits and self.settings.threshold > 0.0
+
     def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer not in self.exits or self.settings.threshold == 0.0:
+        if not self.wants_leave(layer):
             return None
         s.settle(self._sure(s.whole(), s.logits())[live(s)])
         left = s.packed.tokens["left"]

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from offramp import engines
 from offramp.core import policy
-from offramp.core.cost import Event
 from offramp.core.loop import State, run
 from offramp.errors import OfframpError
 from offramp.parts import rows, saliency
@@ -32,7 +31,7 @@ from offramp.parts.batch import Batch, Data
 from offramp.parts.network import Network
 from offramp.parts.regimes import Objective
 from offramp.parts.rollout import Rollout, hard, points, tiled
-from offramp.parts.selectors import Selector, say
+from offramp.parts.selectors import Selector
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Stage, fastest
 from offramp.parts.teacher import Teacher, imitation_rows, teacher
@@ -95,9 +94,7 @@ class Policy(policy.Policy):
     def enter(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
             return None
-        packed = s.packed
-        s.log.append(Event("extra", layer, packed.rows["origin"], packed.lengths, packed.lengths))
-        return (say(self.network, layer, packed).sigmoid() >= self.threshold) | rows.first(packed)
+        return (s.predict().sigmoid() >= self.threshold) | rows.first(s.packed)
 
 
 def worth(network: Network, some: Batch) -> Tensor:

@@ -62,6 +62,9 @@ class Policy(policy.Policy):
     def __init__(self, network: Network, settings: Settings) -> None:
         self.last = max(network.ramps)
 
+    def wants_leave(self, layer: int) -> bool:
+        return layer == self.last
+
     def leave(self, layer: int, s: State) -> Tensor | None:
         return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.last else None
 

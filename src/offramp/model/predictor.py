@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from offramp import engines, methods
+from offramp.engines import How, Precision
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
@@ -26,20 +27,28 @@ CHUNK = 64  # batches sorted by length together
 class Predictor:
     """A loaded model that answers within a budget. Safe to share: it keeps no state between calls."""
 
-    def __init__(self, model: Loaded, points: Points | None = None, engine: str = "torch") -> None:
+    def __init__(
+        self, model: Loaded, points: Points | None = None, engine: str = engines.AUTO, how: How | None = None
+    ) -> None:
         self.model, self.points = model, points
         self.network, self.task = model.network, model.network.task
-        self.engine = engines.make(engine, model.network.encoder)
-        self.engine_name = engine
-        self.network.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        self.how = how or How()
+        device = torch.device("cuda" if torch.cuda.is_available() and engine != "openvino" else "cpu")
+        self.engine_name = engines.choose(engine, device)
+        self.network.to(device)
         self.network.eval()
+        self.engine = engines.make(self.engine_name, model.network.encoder, self.how)
 
     @classmethod
-    def load(cls, folder: str | Path, engine: str = "torch") -> Predictor:
-        """Open a run folder."""
-        model, path = folders.load(folder), Path(folder)
+    def load(
+        cls, folder: str | Path, engine: str = engines.AUTO, precision: Precision = "fp32", threads: int | None = None
+    ) -> Predictor:
+        """Open a run folder; what is compiled for it is kept inside, under `.cache`."""
+        path, how = Path(folder), How(precision, threads, Path(folder) / ".cache")
+        engines.choose(engine, torch.device("cpu"))  # a wrong name is answered before anything is read
+        model = folders.load(folder)
         points = operating.load(path) if (path / "points.json").is_file() else None
-        return cls(model, points, engine)
+        return cls(model, points, engine, how)
 
     def settings(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from offramp.parts.network import Network
 from offramp.text.tokenise import Encoded
 
 Array = NDArray[np.float64]
+TOKENS = 128  # what a row may have on average in a batch: long rows come in smaller batches
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed,
     if heads is None:
         packed = packed.to(network.device)  # a recording lies on the CPU
     with torch.inference_mode():
-        made = run(engine, heads or network, policy, packed)
+        made = run(engine, heads or engine.exits(network), policy, packed)
     answers = made.logits.cpu().numpy()
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
     return Outcome(
@@ -50,18 +51,32 @@ def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed,
 def run_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> Outcome:
-    """Rows sorted by length into batches, answers in the order given."""
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+    """Rows sorted by length into batches of at most `batch_size` rows and `TOKENS` tokens a row, answers in order."""
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
-    for start in range(0, len(order), batch_size):
-        index = order[start : start + batch_size]
+    done = 0
+    for index in batches([len(e.ids) for e in encoded], batch_size):
         made = run_packed(network, engine, policy, packed_rows(network.task, [encoded[i] for i in index]))
         for i, part in zip(index, made.logits, strict=True):
             logits[i] = part
         exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
-        tell(start + len(index), len(order))
+        done += len(index)
+        tell(done, len(encoded))
     return Outcome(logits, exits, macs, kept)
+
+
+def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Indices of rows to run together, shortest first: so many rows, and no more tokens than rows of `TOKENS` have."""
+    index: list[int] = []
+    tokens = 0
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        tokens += lengths[i]
+        if index and (len(index) == batch_size or tokens > batch_size * TOKENS):
+            yield index
+            index, tokens = [], lengths[i]
+        index.append(i)
+    if index:
+        yield index
 
 
 def metrics_by_loss(

@@ -11,8 +11,7 @@ from offramp.tasks import Task
 
 def entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of each distribution, stable for any logits (impossible outcomes are −∞)."""  # [n, C] → [n]
-    log = logits.float().log_softmax(-1)
-    return -(log.exp() * log.masked_fill(torch.isneginf(log), 0.0)).sum(-1)
+    return torch.special.entr(logits.float().softmax(-1)).sum(-1)
 
 
 def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:

@@ -93,14 +93,19 @@ class DoubtPolicy(Doubting):
                 asked = f"one of {name} for each of {len(self.places)} off-ramps"
                 raise OfframpError(asked, f"{len(given)}", "give as many as there are, or calibrate again")
 
+    def limit(self, layer: int) -> float:
+        """The doubt below which rows leave after this layer; 0: nobody does."""
+        return self.settings.limit(self.places[layer]) if layer in self.places else 0.0
+
+    def wants_leave(self, layer: int) -> bool:
+        return self.limit(layer) > 0.0
+
     def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer not in self.places:
-            return None
-        limit = self.settings.limit(self.places[layer])
+        limit = self.limit(layer)
         return self.doubt(layer, s) < limit if limit > 0.0 else None
 
     def why(self, layer: int, s: State) -> str:
-        limit = self.settings.limit(self.places[layer]) if layer in self.places else 0.0
+        limit = self.limit(layer)
         if limit == 0.0:
             return ""
         doubt = float(self.doubt(layer, s)[0])
@@ -109,7 +114,8 @@ class DoubtPolicy(Doubting):
     def doubt(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
         packed = s.whole() if s.heads.per_token else s.packed
-        return self.measure(s.logits() / self.temperature(layer), packed)
+        logits = s.logits() / self.temperature(layer) if self.settings.temperatures else s.logits()
+        return self.measure(logits, packed)
 
     def temperature(self, layer: int) -> float:
         """What the logits of this off-ramp are divided by."""

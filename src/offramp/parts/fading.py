@@ -13,7 +13,6 @@ from torch import Tensor
 from offramp.core.packed import Packed
 from offramp.parts import rows
 from offramp.parts.network import Network
-from offramp.parts.selectors import say
 from offramp.parts.trace import Trace
 
 BETA = 0.1  # slope of the soft mask above the threshold, times λ
@@ -39,7 +38,7 @@ class Fading:
         if layer == 1:
             self.mask = torch.zeros(packed.total, device=packed.device)
         first = rows.first(packed)
-        logits = say(self.network, layer, packed) + self.mask
+        logits = self.network.predict(layer, packed) + self.mask
         if layer > 1:
             logits = logits + first * self.dummy[layer - 2].log()
         share = rows.log_softmax(logits, packed)

@@ -56,7 +56,8 @@ class Network:
         """Logits of the exit after `layer`, per row or per token."""
         packed = packed.with_states(self.encoder.final(packed.states))
         if layer < self.depth:
-            return self.ramps[layer](packed)
+            logits: Tensor = self.added["ramps"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
+            return logits
         said: Tensor = self.added["last"](packed) if "last" in self.added else self.last.apply(packed)
         return said
 
@@ -71,7 +72,8 @@ class Network:
     def head(self, layer: int) -> HeadCost:
         """MACs of the exit after layer 0…L."""
         if layer < self.depth:
-            return self.ramps[layer].cost
+            own: HeadCost = self.added["ramps"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+            return own
         cost: HeadCost = self.added["last"].cost if "last" in self.added else self.last.cost  # type: ignore[assignment]
         return cost
 
@@ -96,6 +98,11 @@ class Network:
         """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
         cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
         return cost
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """What that predictor says of each token's state before the layer."""
+        said: Tensor = self.added["extra"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
+        return said
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""

@@ -13,7 +13,6 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.parts import rows
 from offramp.parts.network import Network
-from offramp.parts.selectors import say
 from offramp.parts.trace import Soft, Trace
 
 GONE = -10_000.0
@@ -48,7 +47,7 @@ class Rollout(Policy):
             return None
         packed, first = s.packed, rows.first(s.packed)
         with torch.enable_grad():  # the model may be frozen, its selectors are not
-            logits = say(self.network, layer, packed)
+            logits = self.network.predict(layer, packed)
         chance = logits.detach().sigmoid()
         keep = torch.rand_like(chance) < chance
         if self.guided and self.worth is not None:

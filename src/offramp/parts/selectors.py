@@ -8,7 +8,6 @@ from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 from offramp.parts import rows
-from offramp.parts.network import Network
 
 WIDTH = 32
 
@@ -27,12 +26,6 @@ class Selector(nn.Module):
         return said.float()
 
 
-def say(network: Network, layer: int, packed: Packed) -> Tensor:
-    """What the selector before a layer says of the states that enter it."""  # [tokens]
-    said: Tensor = network.added["extra"][str(layer)](network.encoder.final(packed.states))  # type: ignore[index]
-    return said
-
-
-def contributions(network: Network, layer: int, packed: Packed) -> Tensor:
-    """The share of each token among those left, as the predictor before a layer sees it."""  # [tokens]
-    return rows.log_softmax(say(network, layer, packed), packed).exp()
+def contributions(said: Tensor, packed: Packed) -> Tensor:
+    """The share of each token among those left, by what a predictor says of them."""  # [tokens]
+    return rows.log_softmax(said, packed).exp()

@@ -37,7 +37,7 @@ class Tape(Trace):
 
 def tape(network: Network, packed: Packed, policy: Policy, skip: frozenset[int] = frozenset()) -> Tape:
     """One run under a policy that drops tokens; layers in `skip` are left out whole. Nobody may leave."""
-    noted = _Notes(network.per_token)
+    noted = _Notes(network)
     run(_Without(engines.make("torch", network.encoder), skip), noted, Both(policy, noted), packed)
     return Tape(packed, [batch.states for batch in noted.layers], layers=noted.layers)
 
@@ -46,8 +46,12 @@ def tape(network: Network, packed: Packed, policy: Policy, skip: frozenset[int] 
 class _Notes(Policy):
     """Keeps what every exit would read. As the loop's heads it computes nothing: objectives ask for what they need."""
 
-    per_token: bool
+    network: Network
     layers: list[Packed] = field(default_factory=list)
+
+    @property
+    def per_token(self) -> bool:
+        return self.network.per_token
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         self.layers.append(s.whole() if self.per_token else s.packed)
@@ -60,9 +64,12 @@ class _Notes(Policy):
     def unsure(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError("nobody leaves while a tape is made")
 
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        return self.network.predict(layer, packed)
+
 
 @dataclass(frozen=True)
-class _Without:
+class _Without(Engine):
     """An engine in which some layers do nothing."""
 
     engine: Engine

@@ -100,7 +100,7 @@ def cell(predictor: Predictor, made: Measured, origin: Origin) -> dict[str, Any]
         **compute_of(predictor, made.data, made.outcome),
         "seconds": None if made.seconds is None else round(made.seconds, 3),
         "engine": predictor.engine_name,
-        "precision": "fp32",
+        "precision": predictor.how.precision,
         "batch_size": made.batch_size,
         "truncated_rows": made.data.cut,
         "hardware": hardware(),

@@ -59,7 +59,7 @@ class _Listening(policy.Policy):
     said: list[Tensor] = field(default_factory=list)
 
     def enter(self, layer: int, s: State) -> Tensor | None:
-        share = contributions(self.network, layer, s.packed)
+        share = contributions(self.network.predict(layer, s.packed), s.packed)
         self.said.append(share.new_zeros(self.tokens).index_copy(0, s.packed.tokens["origin"], share))
         return self.inner.enter(layer, s)
 

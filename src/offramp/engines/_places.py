@@ -1,0 +1,105 @@
+"""Where tokens lie when a compiled graph attends: one block of lines for a whole batch, whatever its lengths.
+
+A line is a row, as long as that wastes little. Where one long row would inflate the others, short rows share a line,
+and a mask lets each token see its own row only. Filler repeats a token of its line and is never read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.core.layout import Ints, Layout
+
+Index = NDArray[np.int32]
+Floats = NDArray[np.float32]
+SPARE = 100  # cells of attention per token that cost little beside the token's linear layers
+
+
+@dataclass(frozen=True)
+class Side:
+    """Queries or keys in lines."""
+
+    pad: Index  # [lines, places] token index
+    unpad: Index  # [tokens] place in the flattened block
+    row: Ints  # [lines, places] whose token it is, −1 for filler
+
+
+@dataclass(frozen=True)
+class Places:
+    """Queries and keys of one composition."""
+
+    query: Side
+    key: Side
+    mask: Floats  # [lines, 1, 1 or queries, keys], added to the logits: 0 or −∞
+    real: Floats  # [lines, queries, 1], 0 for filler
+
+    @property
+    def cells(self) -> int:
+        """Pairs that attention computes."""
+        return self.query.pad.size * self.key.pad.shape[1]
+
+
+def places(where: Layout) -> Places:
+    """The block for a layout, planned once."""
+    if "places" not in where.cache:
+        where.cache["places"] = _plan(where)
+    made: Places = where.cache["places"]
+    return made
+
+
+def _plan(where: Layout) -> Places:
+    queries, keys = where.query_lengths, where.key_lengths
+    rows = [np.array([row]) for row in range(len(keys))]
+    cells, needed = len(keys) * int(queries.max()) * int(keys.max()), int((queries * keys).sum())
+    shared = _share(keys) if cells - needed > SPARE * int(keys.sum()) else rows
+    lines = shared if len(shared) < 0.7 * len(rows) else rows
+    key = _side(keys, lines)
+    query = key if where.same else _side(queries, lines)
+    if lines is rows:
+        seen = (key.row >= 0)[:, None, None, :]
+    else:  # filler looks at its line's first row: looking at nothing would be NaN
+        asks = np.where(query.row < 0, np.array([line[0] for line in lines])[:, None], query.row)
+        seen = (asks[:, :, None] == key.row[:, None, :])[:, None]
+    mask = np.where(seen, np.float32(0.0), np.float32(-np.inf))
+    return Places(query, key, mask, (query.row >= 0).astype(np.float32)[:, :, None])
+
+
+def _share(lengths: Ints) -> list[Ints]:
+    """Rows put together, longest first, into lines no longer than the longest row."""
+    room: list[int] = []
+    lines: list[list[int]] = []
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        fits = next((i for i, free in enumerate(room) if free >= lengths[row]), None)
+        if fits is None:
+            fits = len(room)
+            room.append(int(lengths.max()))
+            lines.append([])
+        room[fits] -= int(lengths[row])
+        lines[fits].append(row)
+    return [np.array(line) for line in lines]
+
+
+def _side(lengths: Ints, lines: list[Ints]) -> Side:
+    starts = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    wide = max(1, max(int(lengths[line].sum()) for line in lines))
+    pad = np.empty((len(lines), wide), dtype=np.int32)
+    owner = np.full((len(lines), wide), -1)
+    if all(len(line) == 1 for line in lines):
+        column, order = np.arange(wide)[None, :], np.concatenate(lines)
+        real = column < lengths[order][:, None]
+        pad[:] = np.minimum(starts[order][:, None] + np.where(real, column, 0), total - 1)
+        owner[:] = np.where(real, order[:, None], -1)
+    else:
+        for number, line in enumerate(lines):
+            tokens = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in line])
+            pad[number] = min(int(starts[line[0]]), total - 1)
+            pad[number, : len(tokens)] = tokens
+            owner[number, : len(tokens)] = np.repeat(line, lengths[line])
+    unpad = np.empty(total, dtype=np.int32)
+    real = owner >= 0
+    unpad[pad[real]] = np.flatnonzero(real)
+    return Side(pad, unpad, owner)

@@ -1,0 +1,202 @@
+"""OpenVINO on the CPU: layers, exits and predictors compiled one by one, with free shapes, when first needed.
+
+Precision: fp32 takes the same decisions as torch. bf16 computes layers in bfloat16. int8 keeps weights in 8 bits (one
+scale for each output) and rounds each token's activations by itself as it comes (one scale for `GROUP` values), so no
+token ever shares a scale with another row: the law of the house holds, and no calibration is needed. Embeddings and
+exits stay in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offramp.backbones import Encoder
+from offramp.core.engine import Engine, Heads
+from offramp.core.layout import Layout, Scores
+from offramp.core.packed import Packed
+from offramp.engines import How, _sketch
+from offramp.engines._runtime import Graph, Settings, share
+from offramp.engines._shelf import Shelf
+
+SPARSE = 4  # a batch whose rectangle of rows is that many times its tokens is pooled by torch
+
+
+@dataclass(frozen=True)
+class OpenVINOEngine(Engine):
+    """Runs compiled half-layers."""
+
+    encoder: Encoder
+    shelf: Shelf
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.encoder.depth
+
+    @cached_property
+    def _twins(self) -> list[int]:
+        """For each layer the first one with the same parameters (ALBERT): they share graphs."""
+        first: dict[int, int] = {}
+        return [first.setdefault(id(layer), number) for number, layer in enumerate(self.encoder.layers)]
+
+    def embed(self, packed: Packed) -> Tensor:
+        """Embeddings of the packed tokens."""
+        graph = self.shelf.attempt("embed", lambda: _sketch.embed("embed", self.encoder.embed))
+        if graph is None:
+            return self.encoder.embed(packed)
+        out = torch.empty(packed.total, self.encoder.hidden)
+        graph(packed.tokens, [out])
+        return out
+
+    def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
+        """Whole layers: all of them at once, or one by one (graphs of other stretches would hold weights again)."""
+        if len(layers) == self.depth:
+            return self._same(0, "whole", x, where)[0]
+        for layer in layers:
+            x = self._same(layer, "whole", x, where)[0]
+        return x
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, Scores | None]:
+        """First half of a layer (1…depth)."""
+        half = "scored" if scores else "attend"
+        if queries is keys:
+            made = self._same(layer, half, keys, where)
+        else:
+            made = self._idle(layer, half, queries, keys, where)
+        return made[0], Scores(made[1], made[2]) if scores else None
+
+    def feed(self, layer: int, x: Tensor) -> Tensor:
+        """Second half of a layer."""
+        out = torch.empty(x.shape)
+        self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
+        return out
+
+    def straight(self, heads: Heads, packed: Packed) -> Tensor:
+        """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
+        where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+        name = "model-even" if where.even else "model-ragged"
+        graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
+        if graph is None or (not where.even and _sparse(where)):
+            return super().straight(heads, packed)
+        out = torch.empty((packed.total if last.per_token else packed.count, *graph.width))
+        if where.even:
+            block = (len(where.key_lengths), int(where.key_lengths[0]))
+            graph({key: packed.tokens[key].view(block) for key in graph.names}, [out])
+        else:
+            graph({**packed.tokens, **_inputs(where), **_rows(where, graph)}, [out])
+        return out
+
+    def _model(self, name: str, last: Heads) -> _sketch.Sketch:
+        draw = _sketch.model_even if name == "model-even" else _sketch.model_ragged
+        return draw(name, _sketch.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
+
+    def exits(self, heads: Heads) -> Heads:
+        """Compiled exits."""
+        return Exits(self, heads)
+
+    def _graph(self, layer: int, name: str, draw: Any) -> Graph:
+        """A graph of a layer, or of all (0)."""
+        first = self._twins[layer - 1] if layer else 0
+        name = f"layer-{first + 1}-{name}" if layer else f"layers-{name}"
+        stack = [self.encoder.layers[first]] if layer else list(self.encoder.layers)
+        return self.shelf.get(name, lambda: draw(name, stack, hidden=self.encoder.hidden))
+
+    def _same(self, layer: int, half: str, x: Tensor, where: Layout) -> list[Tensor]:
+        """All tokens are queries and keys."""
+        outputs = [torch.empty(x.shape)]
+        if half == "scored":
+            outputs += [torch.empty(x.shape[0]), torch.empty(x.shape[0])]
+        if where.even:
+            graph = self._graph(layer, f"{half}-even", partial(_sketch.layer_even, half=half))
+            block = (len(where.key_lengths), int(where.key_lengths[0]))
+            given = {"x": x.view(*block, -1)}
+            if "position" in graph.names:
+                given["position"] = where.key_position.view(block)
+            graph(given, [outputs[0].view(*block, -1), *outputs[1:]])
+        else:
+            graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
+            graph({"x": x, **_inputs(where)}, outputs)
+        return outputs
+
+    def _idle(self, layer: int, half: str, queries: Tensor, keys: Tensor, where: Layout) -> list[Tensor]:
+        """Some tokens are keys only."""
+        outputs = [torch.empty(queries.shape)]
+        if half == "scored":
+            outputs += [torch.empty(keys.shape[0]), torch.empty(keys.shape[0])]
+        graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
+        graph({"queries": queries, "x": keys, **_inputs(where)}, outputs)
+        return outputs
+
+
+def _sparse(where: Layout) -> bool:
+    """Whether a rectangle of rows would be mostly filler."""
+    lengths = where.key_lengths
+    return len(lengths) > 1 and len(lengths) * int(lengths.max()) > SPARSE * int(lengths.sum())
+
+
+def _inputs(where: Layout) -> dict[str, Any]:
+    """What ragged graphs want to know of a layout, ready to be shared; made once for all layers."""
+    if "openvino" not in where.cache:
+        made = {name: share(array) for name, array in _sketch.ragged_inputs(where).items()}
+        made["position"], made["query_position"] = share(where.key_position), share(where.query_position)
+        where.cache["openvino"] = made
+    found: dict[str, Any] = where.cache["openvino"]
+    return found
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Exits, learned units and token predictors, compiled when first asked; what cannot be traced stays torch's."""
+
+    engine: OpenVINOEngine
+    heads: Heads
+
+    @property
+    def per_token(self) -> bool:
+        """Whether answers are per token."""
+        return self.heads.per_token
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Logits per row or per token."""
+        return self._run(f"head-{layer}", partial(self.heads, layer), packed, self.per_token)
+
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        """How unsure a learned unit is of each row's answer."""
+        return self._run(f"doubt-{layer}", partial(self.heads.unsure, layer), packed, False)
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """What a method's own predictor says of each token."""
+        return self._run(f"extra-{layer}", partial(self.heads.predict, layer), packed, True)
+
+    def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
+        hidden = self.engine.encoder.hidden
+        graph = self.engine.shelf.attempt(name, lambda: _sketch.head(name, function, hidden))
+        if graph is None or _sparse(packed.layout):
+            made: Tensor = function(packed)
+            return made
+        out = torch.empty((packed.total if per_token else packed.count, *graph.width))
+        graph({"x": packed.states, **_rows(packed.layout, graph)}, [out])
+        return out
+
+
+def _rows(where: Layout, graph: Graph) -> dict[str, Any]:
+    """What heads want to know of a layout: pooling always, lines only where a head attends."""
+    found: dict[str, Any] = where.cache.setdefault("openvino-rows", {})
+    if not all(name in found for name in graph.names if name not in ("x", "id", "type")):
+        made = _sketch.row_inputs(where, graph.names)
+        found.update({name: share(array) for name, array in made.items() if name in graph.names})
+        if "mask" in graph.names or "position" in graph.names:
+            found.update(_inputs(where))
+    return found
+
+
+def make(encoder: Encoder, how: How) -> OpenVINOEngine:
+    """The engine over an encoder's own parameters."""
+    return OpenVINOEngine(encoder, Shelf(Settings(how.precision, how.threads), how.cache))
