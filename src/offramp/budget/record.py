@@ -15,7 +15,8 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.attention import Layout, Scores
-from offramp.core.loop import Engine, State
+from offramp.core.cost import Event
+from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.model.runner import Outcome, run_encoded, run_packed
@@ -113,6 +114,12 @@ def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:
     """What a real run of this policy would answer, leave at and cost."""
     heads = Recorded(recording, network.per_token)
     return run_packed(network, _Idle(network.depth), policy, recording.packed, heads)
+
+
+def relive(network: Network, recording: Recording, policy: Policy) -> list[Event]:
+    """What the loop would do under this policy, event by event."""
+    with torch.inference_mode():
+        return run(_Idle(network.depth), Recorded(recording, network.per_token), policy, recording.packed).log
 
 
 def state_at(network: Network, recording: Recording, layer: int) -> State:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Limit, MaxLoss, Run, pairs
+from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Run, pairs, seconds
 
 
 def command(
@@ -17,14 +17,20 @@ def command(
     max_loss: MaxLoss = None,
     risk: Annotated[float | None, typer.Option(help="prove that at most so much departs from the full model")] = None,
     confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
+    latency: Annotated[str | None, typer.Option(help="find settings that answer single rows within this: 5ms")] = None,
+    percentile: Annotated[float, typer.Option(help="of rows that must be answered within --latency")] = 95.0,
+    engine: Engine = "torch",
     limit: Limit = None,
     column: Columns = None,
 ) -> None:
-    """Find settings for every budget on held-out rows; with --risk, settings that come with a guarantee."""
+    """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
+    from offramp.budget.latency import Wish
     from offramp.budget.recalibrate import recalibrate
     from offramp.study import console
     from offramp.text.read import read
 
     console.check_wish(budget, max_loss)
+    time = seconds(latency)
+    wish = None if time is None else Wish(time, percentile, engine)
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
-    console.show_points(recalibrate(run, rows, data, risk, confidence), budget, max_loss)
+    console.show_points(recalibrate(run, rows, data, risk, confidence, wish), budget, max_loss)

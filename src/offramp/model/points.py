@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +42,21 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
+class Latency:
+    """Settings that answer a single row, from text to prediction, within so many milliseconds on one machine."""
+
+    milliseconds: float  # what was asked
+    percentile: float  # of rows that must keep within it
+    settings: dict[str, Any]
+    predicted: float  # milliseconds at that percentile, from measured prices
+    measured: float  # the same in a real run
+    score: float
+    mac_share: float
+    engine: str
+    hardware: str
+
+
+@dataclass(frozen=True)
 class Points:
     """All useful settings of a model, cheapest first; the last is the loosest."""
 
@@ -49,6 +65,7 @@ class Points:
     data: dict[str, Any]  # name, rows, fingerprint
     points: tuple[Point, ...]
     guarantees: tuple[Guarantee, ...] = ()
+    latencies: tuple[Latency, ...] = ()
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -70,6 +87,18 @@ class Points:
                 f"run `offramp calibrate RUN --data FILE --risk {risk:g} --confidence 0.95` first",
             )
         return min(fitting, key=lambda g: g.mac_share)
+
+    def within(self, seconds: float, engine: str) -> Latency:
+        """The best setting that was shown to answer in time on this engine."""
+        fitting = [one for one in self.latencies if one.milliseconds <= 1000 * seconds + 1e-9 and one.engine == engine]
+        if not fitting:
+            known = ", ".join(f"{one.milliseconds:g}ms on {one.engine}" for one in self.latencies) or "none"
+            raise OfframpError(
+                f"answers within {1000 * seconds:g}ms on the engine {engine}",
+                f"a model calibrated for these latencies: {known}",
+                f"run `offramp calibrate RUN --data FILE --latency {1000 * seconds:g}ms --engine {engine}` here first",
+            )
+        return max(fitting, key=lambda one: one.milliseconds)
 
     def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> Point:
         """The point for a budget; without one the cheapest that loses at most `max_loss`."""
@@ -108,6 +137,15 @@ def check_budget(budget: float) -> None:
         )
 
 
+def parse_latency(text: str) -> float:
+    """`5ms`, `0.2s` or `800us` in seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s)\s*", text)
+    if match is None or not float(match[1]) > 0.0:
+        fix = "give a number above 0 with its unit: 5ms, 0.2s or 800us"
+        raise OfframpError("a time for one answer", repr(text), fix)
+    return float(match[1]) * {"s": 1.0, "ms": 1e-3}.get(match[2], 1e-6)
+
+
 def pareto(points: Sequence[Point], loosest: Point, higher_is_better: bool) -> tuple[Point, ...]:
     """The points that no other beats on both cost and score, cheapest first, the loosest always last."""
     sign = 1.0 if higher_is_better else -1.0
@@ -130,7 +168,8 @@ def load(folder: Path) -> Points:
     try:
         first, *others = (Point(**point) for point in raw["points"])
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven)
+        timed = tuple(Latency(**one) for one in raw.get("latencies", ()))
+        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven, timed)
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

@@ -177,7 +177,7 @@ def _first_pass(
 def _peak(ground: Ground, contender: Contender, batches: Sequence[Batch], watch: Watcher) -> float | None:
     watch.tick()
     try:
-        return fresh(answer_alone, ground, contender, batches).peak_mb
+        return fresh(answer_alone, ground, contender, batches, library=contender.peer or contender.engine).peak_mb
     except (OfframpError, RuntimeError):  # it ran in this process: its memory stays unknown, its times do not
         return None
 

@@ -25,7 +25,7 @@ PACKAGES = ("torch", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
 CHANGES = ("date", "rows", "failed", "unfinished", "tokenise_ms_per_row", "command")  # between a run and its resumption
 METHOD = {
     "clock": "from token ids (lists) to logits (arrays), packing or padding included, tokenising left out; one process",
-    "order": "given: batches as the rows come; sorted: batches of rows sorted by length; the same batches for everybody",
+    "order": "given: batches as the rows come; sorted: batches of rows sorted by length; everybody gets the same",
     "rounds": "contenders take turns of up to 32 calls, one call off the clock before each turn; a first pass warms up",
     "rows_per_second": "rows ÷ the sum over calls of the median over rounds; …_best: of the least over rounds",
     "p50_ms, p95_ms": "percentiles over calls (batches) of the median over rounds",
@@ -46,6 +46,7 @@ def header(
         "data": "/".join(place(source)),
         "model": model_name(model.model.base_model),
         "method": model.model.method.name,
+        "metric": lane.task.metric,
         "peers_run": "the plain Hugging Face model of the folder, which is "
         + ("our full model" if model.model.method.hf_equal else "not our full model: this method changes it"),
         "row_count": len(lane.data.rows),

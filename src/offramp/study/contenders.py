@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offramp import engines
-from offramp.budget.latency import parse_latency
 from offramp.errors import OfframpError
+from offramp.model.points import parse_latency
 from offramp.model.predictor import Predictor
 from offramp.study import peers
 from offramp.study.peers import Batch, Ground, Logits, Variant
@@ -130,8 +130,10 @@ def buy(model: Predictor, budget: str) -> Any:
             return model.settings()
         if kind == "latency":
             return model.settings(latency=parse_latency(value))
-        if kind in ("max-loss", "risk"):
-            return model.settings(**{kind.replace("-", "_"): float(value)})
+        if kind == "max-loss":
+            return model.settings(max_loss=float(value))
+        if kind == "risk":
+            return model.settings(risk=float(value))
         return model.settings(float(budget))
     except ValueError as error:
         fix = "write shares like 0.5, default, max-loss=0.01, risk=0.01 or latency=5ms"
@@ -141,16 +143,21 @@ def buy(model: Predictor, budget: str) -> Any:
 def line_up(field: Field, on: Sequence[str], against: Sequence[str], precisions: Sequence[str]) -> list[Contender]:
     """Everybody asked for, ours first; each setting once, however many budgets buy it."""
     distinct = list(dict.fromkeys(settings for _, settings in field.labels))
-    unknown = [name for name in [*on, *against] if name not in [*engines.names(), *peers.names()]]
-    if unknown:
-        asked = "engines of ours" if unknown[0] in on else "somebody to measure against"
-        raise OfframpError(asked, repr(unknown[0]), f"use: {', '.join(engines.names() if unknown[0] in on else rivals())}")
+    known(on, engines.names(), "engines of ours")
+    known(against, rivals(), "somebody to measure against")
     own = list(dict.fromkeys([*on, *(name for name in against if name not in peers.names())]))
     entered = [Contender(name, p, None, s) for name in own for p in offered(name, precisions) for s in distinct]
     for name in against:
         if name in peers.names():
             entered += [Contender(*v, name) for v in peers.get(name).variants if v.precision in precisions]
     return entered
+
+
+def known(given: Sequence[str], names: Sequence[str], what: str) -> None:
+    """Refuse names that there are not."""
+    for name in given:
+        if name not in names:
+            raise OfframpError(what, repr(name), f"use some of: {', '.join(names)}")
 
 
 def rivals() -> list[str]:

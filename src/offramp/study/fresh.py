@@ -1,11 +1,13 @@
 """Work done in a process of its own, and how much memory that took.
 
 Many models in one process share an allocator, so none of them can be asked what it holds. A fresh process imports the
-libraries first; what its resident set grows by at most from there on (VmHWM − VmRSS of /proc/self/status) is the work's.
+libraries first; what its resident set grows by from there on, at its highest (VmHWM − VmRSS of /proc/self/status), is
+the work's, library code that is touched for the first time included.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -26,14 +28,17 @@ class Fresh(NamedTuple):
     peak_mb: float | None  # None where the system does not tell
 
 
-def fresh(work: Callable[..., Any], *given: Any) -> Fresh:
-    """`work(*given)` in a fresh process; all of it must pickle. What goes wrong there is raised here."""
+def fresh(work: Callable[..., Any], *given: Any, library: str = "") -> Fresh:
+    """`work(*given)` in a fresh process; all of it must pickle. What goes wrong there is raised here.
+
+    `library` is imported beforehand, if there is one of that name.
+    """
     servers = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if servers else "spawn")
     if servers:
         context.set_forkserver_preload(PRELOAD)
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, work, given), daemon=True)  # type: ignore[attr-defined]
+    process = context.Process(target=_child, args=(theirs, work, given, library), daemon=True)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     try:
@@ -51,8 +56,9 @@ def fresh(work: Callable[..., Any], *given: Any) -> Fresh:
     return Fresh(result, peak)
 
 
-def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    _import_libraries()
+def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...], library: str) -> None:
+    for name in PRELOAD + [library] * (importlib.util.find_spec(library or "-") is not None):
+        importlib.import_module(name)
     before = resident("VmRSS")
     try:
         result, error = work(*given), None
@@ -66,16 +72,6 @@ def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -
 def _portable(error: Exception) -> Exception:
     """Errors of foreign libraries may not pickle: their text does."""
     return error if isinstance(error, OfframpError) else RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _import_libraries() -> None:
-    import importlib
-
-    for name in (*PRELOAD, "openvino", "onnxruntime"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
 
 
 def resident(field: str) -> float | None:

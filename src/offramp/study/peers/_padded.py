@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ class Plain(nn.Module):
         """Logits, [rows, outputs] or [rows, longest, outputs]; a span's two ends are two outputs."""
         more = {"token_type_ids": types} if self.typed else {}
         made = self.model(input_ids=ids, attention_mask=mask, **more)
-        logits: Tensor = torch.stack([made.start_logits, made.end_logits], -1) if "start_logits" in made else made.logits
+        ends = "start_logits" in made
+        logits: Tensor = torch.stack([made.start_logits, made.end_logits], -1) if ends else made.logits
         return logits
 
 
@@ -84,6 +86,11 @@ def example(blank: int) -> tuple[Tensor, Tensor, Tensor]:
 @contextmanager
 def hushed() -> Iterator[None]:
     """Converters warn of every shape they trace; we check their answers instead."""
-    with warnings.catch_warnings(), quiet():
-        warnings.simplefilter("ignore")
-        yield
+    told = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), quiet():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(told)

@@ -14,7 +14,7 @@ def load(ground: Ground, variant: Variant) -> Answer:
     model, blank = torch.compile(_padded.plain(ground), dynamic=True), _padded.fill(ground)
 
     def answer(batch: Batch) -> Logits:
-        with torch.inference_mode(), _padded.hushed():
+        with torch.inference_mode():
             made = model(*_padded.tensors(_padded.pad(batch, blank)))
         return _padded.unpad(made.numpy(), batch)
 
