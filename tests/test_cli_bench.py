@@ -22,9 +22,9 @@ def own(trained: Path, tmp_path: Path) -> Path:
 
 def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
     data = rows("test.jsonl", runs.rows("classification", 10, 6))
-    said = call("bench", trained, "--data", data, "--batch-sizes", "1,4", "--budgets", "0.5,default", "--against", "hf",
-                "--precisions", "fp32", "--rounds", 1, "--no-memory", "--threads", 1, "--rows", 8, "--json", "b.json",
-                "--png", "b.png")  # fmt: skip
+    who = ("--budgets", "0.5,default", "--engines", "torch", "--against", "hf", "--precisions", "fp32")
+    how = ("--batch-sizes", "1,4", "--rounds", 1, "--no-memory", "--threads", 1, "--rows", 8)
+    said = call("bench", trained, "--data", data, *who, *how, "--json", "b.json", "--png", "b.png")
     assert said.code == 0 and "offramp torch" in said.out and "hf-sdpa" in said.out and "realised" in said.out
     made = json.loads(Path("b.json").read_text())
     assert made["row_count"] == 8 and made["command"].startswith("offramp bench") and made["threads"] == 1
@@ -34,8 +34,8 @@ def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
 
 def test_another_measurement(call: Call, trained: Path) -> None:
     data = rows("test.jsonl", runs.rows("classification", 4, 6))
-    given = ("--data", data, "--what", "overhead", "--rounds", 1, "--threads", 1, "--json", "b.json")
-    said = call("bench", trained, *given)
+    given = ("--what", "overhead", "--engines", "torch", "--rounds", 1, "--threads", 1)
+    said = call("bench", trained, "--data", data, *given, "--json", "b.json")
     assert said.code == 0 and "overhead of torch fp32" in said.out and "hardware" in said.out
     (found,) = json.loads(Path("b.json").read_text())["measured"]
     assert found["what"] == "overhead" and found["engine"] == "torch"
@@ -61,13 +61,14 @@ def test_bad_input_is_refused(call: Call, trained: Path, what: str) -> None:
 
 def test_a_latency_is_found_kept_and_used(call: Call, own: Path) -> None:
     data = rows("new.jsonl", runs.rows("classification", 20, 7))
-    said = call("calibrate", own, "--data", data, "--latency", "10s", "--percentile", 90)
-    assert said.code == 0 and "90 % of single answers within 10000ms on torch" in said.out and "measured" in said.out
+    torch = ("--engine", "torch")
+    said = call("calibrate", own, "--data", data, "--latency", "10s", "--percentile", 90, *torch)
+    assert said.code == 0 and "90 % of single answers within 10000ms on torch fp32" in said.out
     (timed,) = json.loads((own / "points.json").read_text())["latencies"]
     assert timed["percentile"] == 90 and 0 < timed["measured"] <= 10000 and (own / "latency.json").is_file()
-    assert call("eval", own, "--data", data, "--latency", "10s").code == 0
-    assert call("predict", own, "--input", data, "--output", "out.jsonl", "--latency", "20s").code == 0
-    refused = call("predict", own, "--input", data, "--latency", "1us")
+    assert call("eval", own, "--data", data, "--latency", "10s", *torch).code == 0
+    assert call("predict", own, "--input", data, "--output", "out.jsonl", "--latency", "20s", *torch).code == 0
+    refused = call("predict", own, "--input", data, "--latency", "1us", *torch)
     assert refused.code == 2 and "10000ms on torch" in refused.err
     assert call("calibrate", own, "--data", data).code == 0  # new points: what was shown of the old ones is gone
     assert json.loads((own / "points.json").read_text())["latencies"] == []
@@ -79,7 +80,7 @@ def test_a_latency_is_found_kept_and_used(call: Call, own: Path) -> None:
         (["--latency", "5"], "5ms, 0.2s or 800us"),
         (["--latency", "5ms", "--percentile", "0"], "percentile"),
         (["--latency", "5ms", "--engine", "abacus"], "engine"),
-        (["--latency", "1us"], "fastest point takes"),
+        (["--latency", "1us", "--engine", "torch"], "fastest point takes"),
     ],
 )
 def test_latencies_that_cannot_be(call: Call, own: Path, words: list[str], part: str) -> None:

@@ -82,7 +82,7 @@ def measured(model: Predictor, clock: dict[str, float], rows: runs.Rows) -> Pric
 
 
 def test_a_machine_of_known_speed_is_priced_right(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = Predictor.load(trained), runs.rows("classification", 30, 5)
+    model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 30, 5)
     found = measured(model, ticking(model, monkeypatch), rows[:6])
     assert found.error < 0.01 and found.place["engine"] == "torch" and found.samples > 30
     data = Data(rows, model.prepare(rows))
@@ -94,7 +94,7 @@ def test_a_machine_of_known_speed_is_priced_right(trained: Path, monkeypatch: py
 
 
 def test_methods_that_cannot_be_replayed_are_run(every_task: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = Predictor.load(every_task["regression"]), runs.rows("regression", 40, 5)
+    model, rows = Predictor.load(every_task["regression"], "torch"), runs.rows("regression", 40, 5)
     found = measured(model, ticking(model, monkeypatch), rows[:6])
     data = Data(rows, model.prepare(rows))
     assert model.points is not None
@@ -134,17 +134,17 @@ def test_a_real_run_has_the_last_word(trained: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(latency, "guesses", lambda *_: found([1.0] * 10, [4.0] * 10, [5.0] * 10))
     slow = {0.1: 2.0, 0.5: 8.0, 1.0: 10.0}
     monkeypatch.setattr(latency, "check", lambda model, point, rows: np.full(len(rows), slow[point.mac_share]))
-    chosen = in_time(str(own), points(), rows, "rows", Wish(0.006))
+    chosen = in_time(str(own), points(), rows, "rows", Wish(0.006, engine="torch"))
     assert (chosen.mac_share, chosen.predicted, chosen.measured, chosen.score) == (0.1, 1.0, 2.0, 0.8)
     assert (chosen.milliseconds, chosen.percentile, chosen.engine) == (6.0, 95.0, "torch")
     with pytest.raises(OfframpError, match="fastest point"):
-        in_time(str(own), points(), rows, "rows", Wish(0.0015))
+        in_time(str(own), points(), rows, "rows", Wish(0.0015, engine="torch"))
 
 
 def test_prices_are_measured_once_and_again_elsewhere(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, calls = Predictor.load(trained), list[int]()
+    model, calls = Predictor.load(trained, "torch"), list[int]()
 
     def cheap(model: Predictor, texts: runs.Rows) -> Prices:
         calls.append(len(texts))
@@ -159,7 +159,7 @@ def test_prices_are_measured_once_and_again_elsewhere(
 
 
 def test_rows_of_all_lengths(trained: Path) -> None:
-    model, rows = Predictor.load(trained), runs.rows("classification", 24, 2)
+    model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 24, 2)
     data = Data(rows, model.prepare(rows))
     few = [len(data.encoded[i].ids) for i in spread(data, 5)]
     all_ = sorted(len(e.ids) for e in data.encoded)
@@ -184,15 +184,22 @@ def test_percentiles_that_are_none(percentile: float) -> None:
         Wish(0.005, percentile)
 
 
+def test_wishes_nobody_can_hear() -> None:
+    with pytest.raises(OfframpError, match="engine"):
+        Wish(0.005, engine="abacus")
+    with pytest.raises(OfframpError, match="precision"):
+        Wish(0.005, precision="fp7")  # type: ignore[arg-type]
+
+
 def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
-    model = Predictor.load(trained)
-    timed = Latency(5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", operating_hardware())
+    model = Predictor.load(trained, "torch")
+    timed = Latency(5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", "fp32", None, operating_hardware())
     operating.save(tmp_path, points(timed))
     model.points = operating.load(tmp_path)
     assert model.points == points(timed)
     assert model.settings(latency=0.005).threshold == model.settings(latency=0.02).threshold == 0.25
     assert model.predict(["a good film"], latency=0.005)[0]["label"] in ("good", "bad")
-    with pytest.raises(OfframpError, match=r"within 4ms(.|\n)*5ms on torch(.|\n)*--latency 4ms"):
+    with pytest.raises(OfframpError, match=r"within 4ms(.|\n)*5ms on torch fp32(.|\n)*--latency 4ms"):
         model.settings(latency=0.004)
     with pytest.raises(OfframpError, match="latency=-1"):
         model.settings(latency=-1)
@@ -202,7 +209,7 @@ def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="an abacus"):
         model.settings(latency=0.005)
     model.points = points(replace(timed, engine="other"))
-    with pytest.raises(OfframpError, match="5ms on other"):
+    with pytest.raises(OfframpError, match="5ms on other fp32"):
         model.settings(latency=0.005)
 
 

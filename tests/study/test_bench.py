@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests import runs
 
 FIELDS = {"engine", "precision", "batch_size", "budget", "rows_per_second", "p50_ms", "p95_ms", "peak_mb", "metrics",
           "mac_share", "realised_over_promised"}  # fmt: skip
-SMALL = Plan((1, 4), ("1.0", "0.5"), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
+SMALL = Plan((1, 4), ("1.0", "0.5"), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
 LABELS = [("1.0", "loose"), ("0.5", "tight"), ("default", "tight")]
 
 
@@ -53,7 +55,7 @@ def test_every_field_of_the_design(trained: Path, tmp_path: Path) -> None:
 
 
 def test_everybody_answers_the_same_question(trained: Path, tmp_path: Path) -> None:
-    model, rows = Predictor.load(trained), runs.rows("classification", 12, 3)
+    model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 12, 3)
     right = {budget: [a["label"] == r["label"] for a, r in zip(model.predict(rows, budget), rows, strict=True)]
              for budget in (1.0, 0.5)}  # fmt: skip
     for entry in made(trained, tmp_path)["rows"]:
@@ -62,9 +64,20 @@ def test_everybody_answers_the_same_question(trained: Path, tmp_path: Path) -> N
         assert entry["rows_per_second"] > 0 and 0 < entry["p50_ms"] <= entry["p95_ms"]
 
 
+def test_our_engines_and_their_precisions(trained: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(trained, tmp_path / "own"))  # the engine keeps compiled pieces in the run
+    plan = Plan((4,), ("1.0",), ("auto",), ("torch",), ("fp32", "bf16"), ("given",), rounds=1, memory=False)
+    found = made(own, tmp_path, plan)
+    assert [(e["engine"], e["precision"]) for e in found["rows"]] == [
+        ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32")]  # fmt: skip
+    assert found["rows"][0]["metrics"] == found["rows"][2]["metrics"]
+    (missing,) = found["failed"]  # torch has one precision only
+    assert (missing["engine"], missing["precision"]) == ("torch", "bf16")
+
+
 @pytest.mark.parametrize("kind", ["tagging", "span", "masked_lm", "regression"])
 def test_every_task(every_task: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    plan = Plan((5,), ("1.0",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
+    plan = Plan((5,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
     found = made(every_task[kind], tmp_path, plan, kind)
     assert found["failed"] == [] and len(found["rows"]) == 6
     first, *others = [entry["metrics"][found["metric"]] for entry in found["rows"]]
@@ -106,7 +119,8 @@ def test_who_cannot_start_is_told_and_the_rest_goes_on(
         return answer
 
     monkeypatch.setattr("offramp.study.peers.openvino.load", broken)
-    plan = Plan((4,), ("1.0",), against=("onnxruntime", "openvino"), precisions=("fp32",), rounds=1, memory=False)
+    static = ("onnxruntime", "openvino")
+    plan = Plan((4,), ("1.0",), ("torch",), static, ("fp32",), rounds=1, memory=False)
     found = made(trained, tmp_path, plan)
     assert {entry["engine"] for entry in found["rows"]} == {"torch"}
     assert [(one["engine"], one["precision"]) for one in found["failed"]] == [
@@ -131,13 +145,13 @@ def test_a_file_cut_short_is_gone_on_with(trained: Path, tmp_path: Path, monkeyp
 
 
 def test_memory_is_measured_in_fresh_processes(trained: Path, tmp_path: Path) -> None:
-    plan = Plan((4,), ("1.0",), against=("hf",), precisions=("fp32",), orders=("given",), rounds=1)
+    plan = Plan((4,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), orders=("given",), rounds=1)
     for entry in made(trained, tmp_path, plan)["rows"]:
         assert 0 < entry["peak_mb"] < 4000
 
 
 def test_the_course(trained: Path) -> None:
-    lane = course(Predictor.load(trained), runs.rows("classification", 10, 3), "rows")
+    lane = course(Predictor.load(trained, "torch"), runs.rows("classification", 10, 3), "rows")
     lengths = [len(row.ids) for row in lane.data.encoded]
     assert lane.calls(4, "given") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     ordered = [lengths[i] for call in lane.calls(4, "sorted") for i in call]
@@ -148,7 +162,7 @@ def test_the_course(trained: Path) -> None:
 
 
 def test_budgets_as_they_are_written(trained: Path) -> None:
-    model = Predictor.load(trained)
+    model = Predictor.load(trained, "torch")
     assert buy(model, "0.5") == model.settings(0.5) and buy(model, "default") == model.settings()
     assert buy(model, "max-loss=0.02") == model.settings(max_loss=0.02)
     for wrong in ("half", "max-loss=", "7", "risk=0.01", "latency=5"):
@@ -165,7 +179,7 @@ def test_plans_that_make_no_sense(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("wrong", [{"engines": ("hf",)}, {"against": ("tensorflow",)}])
 def test_names_that_there_are_not(trained: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match="use some of"):
-        made(trained, tmp_path, Plan(precisions=("fp32",), **wrong))
+        made(trained, tmp_path, replace(SMALL, **wrong))
 
 
 def test_the_table_and_the_picture(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,5 +36,5 @@ def test_startup(trained: Path) -> None:
 
 
 def test_overhead(trained: Path) -> None:
-    found = overhead(Predictor.load(trained), runs.rows("classification", 8), 1)
-    assert found["layers"] == 3 and 0 < found["us_per_layer"] < 1e5
+    found = overhead(Predictor.load(trained, "torch"), runs.rows("classification", 8), 1)
+    assert found["layers"] == 3 and found["us_per_layer_in_halves"] > 0 and 0 < found["us_per_layer"] < 1e5

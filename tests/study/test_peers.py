@@ -33,7 +33,7 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
 
 def both(run: Path, peer: str, variant: Variant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
     """A ragged batch as our full model answers it, and as a peer does."""
-    ours = Predictor(load(run))
+    ours = Predictor(load(run), engine="torch")
     rows = ours.prepare(runs.rows(kind, 5, 1))
     ground = Ground(str(run), ours.task.auto_class, str(run), 1)
     said = peers.get(peer).load(ground, variant)(rows)
@@ -97,7 +97,7 @@ def test_the_folder_is_the_list() -> None:
 
 
 def test_padding_and_the_way_back(tmp_path: Path) -> None:
-    rows = Predictor(load(folder(tmp_path, "bert"))).prepare([{"text": "a film"}, {"text": "good"}])
+    rows = Predictor(load(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
     made = _padded.pad(rows, 9)
     assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
     parts = _padded.unpad(np.arange(16).reshape(2, 4, 2), rows)

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from offramp import engines
 from offramp.budget.prices import Clock, Prices, features, logged, prices_of
 from offramp.budget.record import record, relive
+from offramp.engines import AUTO, How, Precision
 from offramp.errors import OfframpError
 from offramp.model.hardware import hardware
 from offramp.model.points import Latency, Point, Points
@@ -40,11 +43,15 @@ class Wish:
 
     seconds: float
     percentile: float = 95.0
-    engine: str = "torch"
+    engine: str = AUTO
+    precision: Precision = "fp32"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.percentile <= 100.0:
             raise OfframpError("a percentile of rows", f"{self.percentile}", "give a number above 0 and up to 100: 95")
+        engines.choose(self.engine, torch.device("cpu"))
+        How(self.precision, self.threads)
 
     @property
     def ms(self) -> float:
@@ -90,7 +97,7 @@ def choose(found: Sequence[Guess], points: Points, wish: Wish, factor: float = 1
         least = min(map(late, found))
         raise OfframpError(
             f"{wish.percentile:g} % of single answers within {wish.ms:g}ms",
-            f"a model whose fastest point takes {least:.3g}ms on this machine with the engine {wish.engine}",
+            f"a model whose fastest point takes {least:.3g}ms on this machine, on {wish.engine} {wish.precision}",
             f"ask for {_up(least):g}ms or more, another --engine, or train with a smaller --max-length",
         )
     best = fitting[0]
@@ -126,7 +133,8 @@ def spread(data: Data, count: int) -> list[int]:
 
 def in_time(run: str, points: Points, rows: Sequence[Row], source: str, wish: Wish) -> Latency:
     """The point for a wish, predicted and then checked by a real run."""
-    model = Predictor.load(run, wish.engine)
+    model = Predictor.load(run, wish.engine, wish.precision, wish.threads)
+    wish = replace(wish, engine=model.engine_name)
     data = Data(rows, model.prepare(rows, source))
     prices = prices_of(model, Path(run), [rows[i] for i in spread(data, READ)])
     found, checked = guesses(model, points, data, prices), spread(data, CHECKED)
@@ -145,5 +153,6 @@ def in_time(run: str, points: Points, rows: Sequence[Row], source: str, wish: Wi
             "calibrate on an idle machine",
         )
     told = (round(predicted, 4), round(measured, 4), best.point.score, best.point.mac_share)
-    return Latency(wish.ms, wish.percentile, best.point.settings, *told, wish.engine, hardware())
+    how = (wish.engine, wish.precision, wish.threads, hardware())
+    return Latency(wish.ms, wish.percentile, best.point.settings, *told, *how)
 

@@ -95,7 +95,13 @@ class Probe(Policy):
     keep: int | None = None
 
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return None if self.keep is None or layer > 1 else s.packed.tokens["position"] < self.keep
+        return s.packed.tokens["position"] < self.keep if self.keep is not None and layer == 1 else None
+
+    def wants_attended(self, layer: int) -> bool:
+        return self.keep is not None and layer == 1
+
+    def wants_leave(self, layer: int) -> bool:
+        return layer in self.exits or layer == self.depth
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         if layer in self.exits:
@@ -108,8 +114,7 @@ def _probes(model: Predictor, tokens: int) -> list[Policy]:
     network, method = model.network, model.model.method
     ramps, depth = sorted(network.ramps), network.depth
     early = sorted({ramps[0], ramps[len(ramps) // 2], ramps[-1]}) if ramps else []
-    made: list[Policy] = [Probe(frozenset(), at) for at in [*early, depth]]
-    made += [Probe(frozenset(ramps), depth)] if ramps else []
+    made: list[Policy] = [Probe(frozenset(exits), at) for at in [*early, depth] for exits in ((), ramps)]
     made += [Probe(frozenset(), depth, keep) for keep in {1, -(-tokens // 2)}]
     known = model.points.points if model.points else ()
     own = [method.settings(), *(model.settings(given=point.settings) for point in known[:1])]
@@ -134,7 +139,7 @@ def measure(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_cou
 def logged(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
     """What the loop does with a batch under a policy."""
     with torch.inference_mode():
-        return run(model.engine, model.network, policy, packed.to(model.network.device)).log
+        return run(model.engine, model.engine.exits(model.network), policy, packed.to(model.network.device)).log
 
 
 def _rows(model: Predictor) -> list[Packed]:
@@ -165,7 +170,8 @@ def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list
 
 def place(model: Predictor) -> dict[str, Any]:
     """Where prices hold: this machine, this engine, these versions."""
-    return {"hardware": hardware(), "engine": model.engine_name, "torch": torch.__version__, "offramp": __version__}
+    how = {"engine": model.engine_name, "precision": model.how.precision, "threads": model.how.threads}
+    return {"hardware": hardware(), **how, "torch": torch.__version__, "offramp": __version__}
 
 
 def known(folder: Path, where: Mapping[str, Any]) -> Prices | None:

@@ -18,7 +18,7 @@ def command(
     budgets: Annotated[str, typer.Option(help="of ours: shares, default, max-loss=0.01, risk=0.01, latency=5ms")] = (
         "1.0,0.5,0.3"
     ),
-    engines: Annotated[str, typer.Option(help="of ours: torch …")] = "torch",
+    engines: Annotated[str, typer.Option(help="of ours: auto, openvino, torch")] = "auto",
     against: Annotated[str, typer.Option(help="peers: hf, hf-compile, onnxruntime, openvino; or an engine of ours")] = (
         "hf,hf-compile,onnxruntime,openvino"
     ),

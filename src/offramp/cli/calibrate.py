@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Run, pairs, seconds
+from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, pairs, seconds
 
 
 def command(
@@ -19,7 +19,9 @@ def command(
     confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
     latency: Annotated[str | None, typer.Option(help="find settings that answer single rows within this: 5ms")] = None,
     percentile: Annotated[float, typer.Option(help="of rows that must be answered within --latency")] = 95.0,
-    engine: Engine = "torch",
+    engine: Engine = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
     limit: Limit = None,
     column: Columns = None,
 ) -> None:
@@ -31,6 +33,6 @@ def command(
 
     console.check_wish(budget, max_loss)
     time = seconds(latency)
-    wish = None if time is None else Wish(time, percentile, engine)
+    wish = None if time is None else Wish(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     console.show_points(recalibrate(run, rows, data, risk, confidence, wish), budget, max_loss)

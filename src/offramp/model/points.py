@@ -53,7 +53,14 @@ class Latency:
     score: float
     mac_share: float
     engine: str
+    precision: str
+    threads: int | None  # None: all cores
     hardware: str
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """Engine and precision."""
+        return self.engine, self.precision
 
 
 @dataclass(frozen=True)
@@ -88,15 +95,17 @@ class Points:
             )
         return min(fitting, key=lambda g: g.mac_share)
 
-    def within(self, seconds: float, engine: str) -> Latency:
+    def within(self, seconds: float, engine: str, precision: str) -> Latency:
         """The best setting that was shown to answer in time on this engine."""
-        fitting = [one for one in self.latencies if one.milliseconds <= 1000 * seconds + 1e-9 and one.engine == engine]
+        here, ms = (engine, precision), 1000 * seconds
+        fitting = [one for one in self.latencies if one.milliseconds <= ms + 1e-9 and one.how == here]
         if not fitting:
-            known = ", ".join(f"{one.milliseconds:g}ms on {one.engine}" for one in self.latencies) or "none"
+            known = ", ".join(f"{one.milliseconds:g}ms on {' '.join(one.how)}" for one in self.latencies) or "none"
+            options = f"--latency {ms:g}ms --engine {engine} --precision {precision}"
             raise OfframpError(
-                f"answers within {1000 * seconds:g}ms on the engine {engine}",
+                f"answers within {ms:g}ms on {engine} {precision}",
                 f"a model calibrated for these latencies: {known}",
-                f"run `offramp calibrate RUN --data FILE --latency {1000 * seconds:g}ms --engine {engine}` here first",
+                f"run `offramp calibrate RUN --data FILE {options}` here first",
             )
         return max(fitting, key=lambda one: one.milliseconds)
 

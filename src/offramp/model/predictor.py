@@ -85,7 +85,7 @@ class Predictor:
         """Settings for a latency, with a warning where its milliseconds were not measured."""
         if not seconds > 0.0:
             raise OfframpError("a time for one answer", f"latency={seconds}", "give seconds above 0, e.g. 0.005")
-        found, here = points.within(seconds, self.engine_name), hardware()
+        found, here = points.within(seconds, self.engine_name, self.how.precision), hardware()
         if found.hardware != here:
             warnings.warn(f"{found.milliseconds:g}ms were measured on {found.hardware}; this is {here}", stacklevel=3)
         return found.settings

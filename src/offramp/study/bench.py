@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp.engines import AUTO
 from offramp.errors import OfframpError
 from offramp.model.folder import read_recipe
 from offramp.model.predictor import Predictor
@@ -36,7 +37,7 @@ class Plan:
 
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     budgets: tuple[str, ...] = (FULL, "0.5", "0.3")
-    engines: tuple[str, ...] = ("torch",)
+    engines: tuple[str, ...] = (AUTO,)
     against: tuple[str, ...] = ("hf", "hf-compile", "onnxruntime", "openvino")
     precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
     orders: tuple[str, ...] = ORDERS
@@ -94,7 +95,7 @@ def bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Where, 
     if not rows:
         raise OfframpError("rows to measure on", f"none in {source}", "give a file with labelled rows")
     torch.set_num_threads(plan.threads)
-    model = Predictor.load(run)
+    model = Predictor.load(run, "torch")
     lane = course(model, rows, source)
     ground = Ground(run, model.task.auto_class, where.work, plan.threads)
     budgets = plan.budgets if FULL in plan.budgets else (FULL, *plan.budgets)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from offramp import engines
+from offramp.engines import Precision
 from offramp.errors import OfframpError
 from offramp.model.points import parse_latency
 from offramp.model.predictor import Predictor
@@ -94,9 +96,7 @@ def reason(error: Exception) -> str:
 
 def predictor(ground: Ground, variant: Variant) -> Predictor:
     """Our model on an engine."""
-    if variant.precision != "fp32":
-        raise OfframpError("a precision", variant.precision, "use fp32")
-    return Predictor.load(ground.run, variant.engine)
+    return Predictor.load(ground.run, variant.engine, cast(Precision, variant.precision), ground.threads)
 
 
 def ours(model: Predictor, settings: Any) -> Answer:
@@ -143,10 +143,11 @@ def buy(model: Predictor, budget: str) -> Any:
 def line_up(field: Field, on: Sequence[str], against: Sequence[str], precisions: Sequence[str]) -> list[Contender]:
     """Everybody asked for, ours first; each setting once, however many budgets buy it."""
     distinct = list(dict.fromkeys(settings for _, settings in field.labels))
-    known(on, engines.names(), "engines of ours")
+    known(on, [engines.AUTO, *engines.names()], "engines of ours")
     known(against, rivals(), "somebody to measure against")
-    own = list(dict.fromkeys([*on, *(name for name in against if name not in peers.names())]))
-    entered = [Contender(name, p, None, s) for name in own for p in offered(name, precisions) for s in distinct]
+    named = [*on, *(name for name in against if name not in peers.names())]
+    own = list(dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in named))
+    entered = [Contender(name, p, None, s) for name in own for p in precisions for s in distinct]
     for name in against:
         if name in peers.names():
             entered += [Contender(*v, name) for v in peers.get(name).variants if v.precision in precisions]
@@ -163,8 +164,3 @@ def known(given: Sequence[str], names: Sequence[str], what: str) -> None:
 def rivals() -> list[str]:
     """Whom `--against` knows: the peers, and our own engines that no peer shares a name with."""
     return [*peers.names(), *(name for name in engines.names() if name not in peers.names())]
-
-
-def offered(engine: str, precisions: Sequence[str]) -> list[str]:
-    """The precisions of those asked for that an engine of ours has."""
-    return [p for p in precisions if p == "fp32"]

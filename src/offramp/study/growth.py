@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from offramp.core.attention import Layout, Scores
-from offramp.core.loop import run
+from offramp.core.engine import Engine
+from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.model.files import write_text
@@ -126,14 +127,32 @@ def _seconds(command: Sequence[str]) -> float:
     return time.perf_counter() - started
 
 
+class Looks(Policy):
+    """Asks after every layer whether rows may leave, and lets nobody; between its halves too, if told to."""
+
+    def __init__(self, halves: bool) -> None:
+        self.halves = halves
+
+    def wants_attended(self, layer: int) -> bool:
+        return self.halves
+
+    def leave(self, layer: int, s: State) -> torch.Tensor:
+        return torch.zeros(s.packed.count, dtype=torch.bool)
+
+
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Engine):
     """An engine and heads that compute nothing, for a model of any depth: what is left is the loop."""
 
-    depth: int
+    layers: int
     hidden: int
     outputs: int
     per_token: bool
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.layers
 
     def embed(self, packed: Packed) -> torch.Tensor:
         """Zeros."""
@@ -157,6 +176,10 @@ class Nothing:
         """No doubt."""
         return torch.zeros(packed.count)
 
+    def predict(self, layer: int, packed: Packed) -> torch.Tensor:
+        """No prediction."""
+        return torch.zeros(packed.total)
+
 
 def overhead(model: Predictor, rows: Sequence[Row], rounds: int) -> dict[str, Any]:
     """Microseconds of the loop for a layer at batch 1, beyond the engine: the slope over two depths of nothing."""
@@ -165,24 +188,26 @@ def overhead(model: Predictor, rows: Sequence[Row], rounds: int) -> dict[str, An
     wide, outputs = network.encoder.hidden, max(1, task.outputs)
     short, long = (Nothing(n * network.depth, wide, outputs, network.per_token) for n in (1, 2))
 
-    def loop(engine: Nothing, packed: Packed) -> None:
+    def loop(engine: Nothing, halves: bool, packed: Packed) -> None:
         with torch.inference_mode():
-            run(engine, engine, Policy(), packed)
+            run(engine, engine, Looks(halves), packed)
 
-    def counted(engine: Nothing, packed: Packed) -> None:
-        run_packed(network, engine, Policy(), packed, engine)
+    def counted(engine: Nothing, halves: bool, packed: Packed) -> None:
+        run_packed(network, engine, Looks(halves), packed, engine)
 
-    jobs = {"short": (loop, short), "long": (loop, long), "counted": (counted, short)}
+    jobs = {"short": (loop, short, False), "long": (loop, long, False), "counted": (counted, short, False),
+            "short halves": (loop, short, True), "long halves": (loop, long, True)}  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _, (name, (work, engine)) in itertools.product(range(10 * rounds), jobs.items()):
+    for _, (name, (work, engine, halves)) in itertools.product(range(10 * rounds), jobs.items()):
         started = time.perf_counter()
         for packed in packs:
-            work(engine, packed)
+            work(engine, halves, packed)
         taken[name].append(1e6 * (time.perf_counter() - started) / len(packs))
     least = {name: min(times) for name, times in taken.items()}
     return {
         "what": "overhead",
         "us_per_layer": round((least["long"] - least["short"]) / network.depth, 3),
+        "us_per_layer_in_halves": round((least["long halves"] - least["short halves"]) / network.depth, 3),
         "us_per_call": round(2 * least["short"] - least["long"], 3),
         "us_counting": round(least["counted"] - least["short"], 3),
         "layers": network.depth,

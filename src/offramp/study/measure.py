@@ -75,12 +75,12 @@ def aside(request: Request, what: str, json: str | None) -> None:
     plan, found = request.plan, []
     if not request.rows:
         raise OfframpError("rows to measure on", f"none in {request.source}", "give a file with rows")
-    known(plan.engines, engines.names(), "engines of ours")
+    known(plan.engines, [engines.AUTO, *engines.names()], "engines of ours")
     torch.set_num_threads(plan.threads)
-    model = Predictor.load(request.run)
+    model = Predictor.load(request.run, "torch")
     model.task.check_inputs(request.rows, request.source)
     ground = Ground(request.run, model.task.auto_class, "", plan.threads)
-    for engine in plan.engines:
+    for engine in dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in plan.engines):
         setup = Setup(ground, Variant(engine, plan.precisions[0]), plan.budgets[0], max(plan.batch_sizes), plan.rounds)
         found.append({"engine": engine, "precision": setup.variant.precision, **_one(setup, request, what)})
     made = {
