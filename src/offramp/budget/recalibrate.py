@@ -13,6 +13,7 @@ import numpy as np
 from offramp import methods
 from offramp.budget import risk as risks
 from offramp.budget.calibrate import calibrate, explore, searchable
+from offramp.budget.latency import Wish, in_time
 from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
 from offramp.budget.subject import Settings, Subject, candidates, search_exits
@@ -31,9 +32,14 @@ Row = Mapping[str, Any]
 
 
 def recalibrate(
-    run: str, rows: Sequence[Row], source: str, risk: float | None = None, confidence: float = 0.95
+    run: str,
+    rows: Sequence[Row],
+    source: str,
+    risk: float | None = None,
+    confidence: float = 0.95,
+    wish: Wish | None = None,
 ) -> Points:
-    """Calibrate a run on labelled rows and write its points.json; earlier guarantees go with the old points."""
+    """Calibrate a run on labelled rows and write its points.json; what was shown of the old points goes with them."""
     predictor = Predictor(folders.load(run))  # its old points may be another model's
     predictor.task.check(rows, source)
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
@@ -48,6 +54,8 @@ def recalibrate(
     if risk is not None:
         proven = prove(predictor, rows, risk, confidence)
         points = replace(points, guarantees=(proven,))
+    if wish is not None:
+        points = replace(points, latencies=(in_time(run, points, rows, source, wish),))
     operating.save(Path(run), points)
     if recipe:
         write_text(Path(run) / "README.md", card(predictor.model, points, recipe))

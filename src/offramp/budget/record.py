@@ -189,6 +189,12 @@ def expenses(network: Network, recording: Recording) -> list[Event]:
     return run(_Idle(network.depth), Recorded(recording, network.per_token), asking, recording.packed).log
 
 
+def relive(network: Network, recording: Recording, policy: Policy) -> list[Event]:
+    """What the loop would do under this policy, event by event."""
+    with torch.inference_mode():
+        return run(_Idle(network.depth), Recorded(recording, network.per_token), policy, recording.packed).log
+
+
 def state_at(network: Network, recording: Recording, layer: int) -> State:
     """All rows as a policy would see them after a layer, answering from the recording."""
     heads = Recorded(recording, network.per_token)

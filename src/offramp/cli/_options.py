@@ -17,6 +17,7 @@ Budget = Annotated[float | None, typer.Option(help="share of the full model's co
 BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
+Latency = Annotated[str | None, typer.Option(help="instead of a budget: a time that `calibrate --latency` met, 5ms")]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 Engine = Annotated[str, typer.Option(help="how layers are executed: auto, openvino or torch")]
 Precision = Annotated[str, typer.Option(help="of layers: fp32, bf16 or int8 (openvino)")]
@@ -32,6 +33,13 @@ def pairs(given: list[str] | None, flag: str) -> dict[str, str]:
             raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
         pairs[key] = value
     return pairs
+
+
+def seconds(latency: str | None) -> float | None:
+    """`--latency 5ms` in seconds."""
+    from offramp.model.points import parse_latency
+
+    return None if latency is None else parse_latency(latency)
 
 
 def command_line() -> str:

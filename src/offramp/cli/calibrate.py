@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Limit, MaxLoss, Run, pairs
+from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, pairs, seconds
 
 
 def command(
@@ -17,17 +17,25 @@ def command(
     max_loss: MaxLoss = None,
     risk: Annotated[float | None, typer.Option(help="prove that at most so much departs from the full model")] = None,
     confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
+    latency: Annotated[str | None, typer.Option(help="find settings that answer single rows within this: 5ms")] = None,
+    percentile: Annotated[float, typer.Option(help="of rows that must be answered within --latency")] = 95.0,
+    engine: Engine = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
     limit: Limit = None,
     column: Columns = None,
 ) -> None:
-    """Find settings for every budget on held-out rows; with --risk, settings that come with a guarantee."""
+    """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
+    from offramp.budget.latency import Wish
     from offramp.budget.recalibrate import recalibrate
     from offramp.study import console
     from offramp.study.bars import bar
     from offramp.text.read import read
 
     console.check_wish(budget, max_loss)
+    time = seconds(latency)
+    wish = None if time is None else Wish(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     with bar("calibrating"):
-        points = recalibrate(run, rows, data, risk, confidence)
+        points = recalibrate(run, rows, data, risk, confidence, wish)
     console.show_points(points, budget, max_loss)

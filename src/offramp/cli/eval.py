@@ -12,6 +12,7 @@ from offramp.cli._options import (
     Columns,
     Engine,
     Json,
+    Latency,
     Limit,
     MaxLoss,
     Precision,
@@ -21,6 +22,7 @@ from offramp.cli._options import (
     Threads,
     command_line,
     pairs,
+    seconds,
 )
 from offramp.errors import OfframpError
 
@@ -33,6 +35,7 @@ def command(
     budget: Budget = None,
     max_loss: MaxLoss = None,
     risk: Risk = None,
+    latency: Latency = None,
     batch_size: BatchSize = 32,
     engine: Engine = "auto",
     precision: Precision = "fp32",
@@ -52,8 +55,8 @@ def command(
     from offramp.text.read import read
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk)
-    if curve and (budget, set_, max_loss, risk) != (None,) * 4:
+    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk, seconds(latency))
+    if curve and (budget, set_, max_loss, risk, latency) != (None,) * 5:
         raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     predictor.task.check(rows, data)

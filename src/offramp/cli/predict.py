@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import BatchSize, Budget, Columns, Engine, MaxLoss, Precision, Risk, Run, Threads, pairs
+from offramp.cli._options import (
+    BatchSize,
+    Budget,
+    Columns,
+    Engine,
+    Latency,
+    MaxLoss,
+    Precision,
+    Risk,
+    Run,
+    Threads,
+    pairs,
+    seconds,
+)
 
 
 def command(
@@ -17,6 +30,7 @@ def command(
     budget: Budget = None,
     max_loss: MaxLoss = None,
     risk: Risk = None,
+    latency: Latency = None,
     batch_size: BatchSize = 32,
     engine: Engine = "auto",
     precision: Precision = "fp32",
@@ -29,7 +43,7 @@ def command(
     from offramp.study.stream import answer_stream
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    asked = predictor.settings(budget, None, max_loss, risk)
+    asked = predictor.settings(budget, None, max_loss, risk, seconds(latency))
     with bar("answering", quiet=answers_on_screen(output)):
         done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))
     cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""

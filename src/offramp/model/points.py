@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -45,6 +46,28 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
+class Latency:
+    """Settings that answer a single row, from text to prediction, within so many milliseconds on one machine."""
+
+    milliseconds: float  # what was asked
+    percentile: float  # of rows that must keep within it
+    settings: dict[str, Any]
+    predicted: float  # milliseconds at that percentile, from measured prices
+    measured: float  # the same in a real run
+    score: float
+    mac_share: float
+    engine: str
+    precision: str
+    threads: int | None  # None: all cores
+    hardware: str
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """Engine and precision."""
+        return self.engine, self.precision
+
+
+@dataclass(frozen=True)
 class Points:
     """All useful settings of a model, cheapest first; the last is the loosest."""
 
@@ -54,6 +77,7 @@ class Points:
     points: tuple[Point, ...]
     guarantees: tuple[Guarantee, ...] = ()
     warnings: tuple[str, ...] = ()  # what calibration noticed
+    latencies: tuple[Latency, ...] = ()
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -75,6 +99,20 @@ class Points:
                 f"run `offramp calibrate RUN --data FILE --risk {risk:g} --confidence 0.95` first",
             )
         return min(fitting, key=lambda g: g.mac_share)
+
+    def within(self, seconds: float, engine: str, precision: str) -> Latency:
+        """The best setting that was shown to answer in time on this engine."""
+        here, ms = (engine, precision), 1000 * seconds
+        fitting = [one for one in self.latencies if one.milliseconds <= ms + 1e-9 and one.how == here]
+        if not fitting:
+            known = ", ".join(f"{one.milliseconds:g}ms on {' '.join(one.how)}" for one in self.latencies) or "none"
+            options = f"--latency {ms:g}ms --engine {engine} --precision {precision}"
+            raise OfframpError(
+                f"answers within {ms:g}ms on {engine} {precision}",
+                f"a model calibrated for these latencies: {known}",
+                f"run `offramp calibrate RUN --data FILE {options}` here first",
+            )
+        return max(fitting, key=lambda one: one.milliseconds)
 
     def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> Point:
         """The point for a budget; without one the cheapest that loses at most `max_loss`."""
@@ -112,6 +150,15 @@ def check_budget(budget: float) -> None:
             f"budget={budget}",
             "give a number above 0 and at most 1, e.g. 0.5",
         )
+
+
+def parse_latency(text: str) -> float:
+    """`5ms`, `0.2s` or `800us` in seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s)\s*", text)
+    if match is None or not float(match[1]) > 0.0:
+        fix = "give a number above 0 with its unit: 5ms, 0.2s or 800us"
+        raise OfframpError("a time for one answer", repr(text), fix)
+    return float(match[1]) * {"s": 1.0, "ms": 1e-3}.get(match[2], 1e-6)
 
 
 def pareto(points: Sequence[Point], loosest: Point, higher_is_better: bool) -> tuple[Point, ...]:
@@ -158,7 +205,8 @@ def load(folder: Path) -> Points:
         first, *others = (Point(**point) for point in raw["points"])
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
         noticed = tuple(raw.get("warnings", ()))
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven, noticed)
+        timed = tuple(Latency(**one) for one in raw.get("latencies", ()))
+        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven, noticed, timed)
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

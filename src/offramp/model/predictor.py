@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.folder import Loaded
+from offramp.model.hardware import hardware
 from offramp.model.points import Points
 from offramp.model.runner import Outcome, by_row, full_macs, run_encoded
 from offramp.text.tokenise import Encoded
@@ -56,10 +58,11 @@ class Predictor:
         given: Mapping[str, Any] | None = None,
         max_loss: float | None = None,
         risk: float | None = None,
+        latency: float | None = None,
     ) -> Any:
-        """Run-time settings: those given, else those of the operating point for a budget, a loss or a risk."""
+        """Run-time settings: those given, else those of the operating point for a budget, a loss, a risk or a time."""
         method = self.model.method
-        asked = {"budget": budget, "settings": given or None, "max_loss": max_loss, "risk": risk}
+        asked = {"budget": budget, "settings": given or None, "max_loss": max_loss, "risk": risk, "latency": latency}
         named = [f"{name}={value}" for name, value in asked.items() if value is not None]
         if len(named) > 1:
             raise OfframpError("settings", " and ".join(named), "give only one of them")
@@ -73,8 +76,19 @@ class Predictor:
             return method.settings()
         if risk is not None:
             return methods.configure(method.settings, self.points.proven(risk).settings, method.name)
+        if latency is not None:
+            return methods.configure(method.settings, self._in_time(self.points, latency), method.name)
         loss = operating.TOLERANCE if max_loss is None else max_loss
         return methods.configure(method.settings, self.points.choose(budget, loss).settings, method.name)
+
+    def _in_time(self, points: Points, seconds: float) -> dict[str, Any]:
+        """Settings for a latency, with a warning where its milliseconds were not measured."""
+        if not seconds > 0.0:
+            raise OfframpError("a time for one answer", f"latency={seconds}", "give seconds above 0, e.g. 0.005")
+        found, here = points.within(seconds, self.engine_name, self.how.precision), hardware()
+        if found.hardware != here:
+            warnings.warn(f"{found.milliseconds:g}ms were measured on {found.hardware}; this is {here}", stacklevel=3)
+        return found.settings
 
     def predict(
         self,
@@ -83,15 +97,17 @@ class Predictor:
         batch_size: int = 32,
         max_loss: float | None = None,
         risk: float | None = None,
+        latency: float | None = None,
     ) -> list[dict[str, Any]]:
         """Predictions in input order. A text may be a string, a pair, a list of words, or a row with named columns.
 
         What may be spent: `budget`, a share of the full model's compute; or `max_loss`, how much of the metric may be
-        lost; or `risk`, how often the answer may differ from the full model's, if `offramp calibrate --risk` proved it.
+        lost; or `risk`, how often the answer may differ from the full model's, if `offramp calibrate --risk` proved it;
+        or `latency`, seconds for a single input, if `offramp calibrate --latency` measured that on this machine.
         """
         if isinstance(texts, str | Mapping):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
-        rows, settings = [self._row(text) for text in texts], self.settings(budget, None, max_loss, risk)
+        rows, settings = [self._row(text) for text in texts], self.settings(budget, None, max_loss, risk, latency)
         self.task.check_inputs(rows, "the input")
         answers: list[dict[str, Any]] = []
         for chunk in self.chunks(rows, batch_size):

@@ -123,6 +123,10 @@ def show_points(points: Points, budget: float | None, max_loss: float | None) ->
     for proven in points.guarantees:
         promise = f"with confidence {proven.confidence:g}, at most {proven.risk:g} departs from the full model"
         out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")
+    for timed in points.latencies:
+        promise = f"{timed.percentile:g} % of single answers within {timed.milliseconds:g}ms on {' '.join(timed.how)}"
+        found = f"predicted {timed.predicted:.3g}ms, measured {timed.measured:.3g}ms"
+        out.print(f"{promise}: {points.metric} {timed.score:.4f} at {timed.mac_share:.3f} of the compute ({found})")
 
 
 def show_cell(cell: dict[str, Any], keep: str | None = None) -> None:

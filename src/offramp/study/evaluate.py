@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from offramp import __version__
+from offramp.model.hardware import hardware
 from offramp.model.predictor import Predictor
 from offramp.model.runner import Outcome, by_row, score
 from offramp.parts.batch import Data
@@ -40,20 +37,6 @@ def model_name(source: str) -> str:
     """A model by its folder or hub name; a folder merely called "model" is known by the one around it."""
     parts = Path(source).parts
     return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
-
-
-def hardware() -> str:
-    """The processor, cores in use and memory, in a line."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        named = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = named[0].split(":", 1)[1].strip() if named else name
-    flags = "AVX-512 " if "AVX512" in torch.backends.cpu.get_cpu_capability() else ""
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
-    threads = torch.get_num_threads()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if info.is_file() else 0.0
-    return f"{name}, {flags}{threads} thread{'s' * (threads > 1)}, {memory:.0f} GiB, {device}"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,18 @@ moment hits all alike; the median over rounds forgets it.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Name = TypeVar("Name", bound=Hashable)
 Call = TypeVar("Call")
+TURN = 32  # calls before the next variant has its turn
 
 
 def interleaved(
@@ -29,3 +34,34 @@ def interleaved(
                 if number > 0:
                     taken[name, index].append(time.perf_counter() - started)
     return {name: sum(statistics.median(taken[name, index]) for index in range(len(calls))) for name in names}
+
+
+def turns(
+    work: Callable[[Name, Call], object],
+    names: Sequence[Name],
+    calls: Sequence[Call],
+    rounds: int,
+    tick: Callable[[], object] = lambda: None,
+) -> dict[Name, NDArray[np.float64]]:
+    """Seconds of every call in every round, for each variant.  [calls, rounds]
+
+    Variants take turns of up to TURN calls, as a server would make them: before each turn one call off the clock lets
+    its weights replace the others' in the caches, and lets the others' threads go to sleep.
+    """
+    taken = {name: np.zeros((len(calls), rounds)) for name in names}
+    starts = range(0, len(calls), TURN)
+    for number, (turn, start) in itertools.product(range(rounds), enumerate(starts)):
+        first = (number + turn) % len(names)
+        for name in [*names[first:], *names[:first]]:
+            work(name, calls[start])
+            for index in range(start, min(start + TURN, len(calls))):
+                started = time.perf_counter()
+                work(name, calls[index])
+                taken[name][index, number] = time.perf_counter() - started
+            tick()
+    return taken
+
+
+def ticks(names: int, calls: int, rounds: int) -> int:
+    """How often `turns` will tick."""
+    return names * rounds * -(-calls // TURN)

@@ -1,0 +1,219 @@
+"""Budgets in time: prices are recovered, points are chosen by them, and a real run has the last word."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from offramp.budget import latency, prices
+from offramp.budget.latency import Guess, Wish, choose, guesses, in_time, spread
+from offramp.budget.prices import NAMES, Prices, features, fit
+from offramp.core.cost import Event
+from offramp.errors import OfframpError
+from offramp.model import points as operating
+from offramp.model.points import Latency, Point, Points, parse_latency
+from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data
+from tests import runs
+
+DATA = {"name": "dev", "rows": 3, "fingerprint": "0"}
+CURVE = [Point({"threshold": 1.0}, 0.1, 0.8, 1.0), Point({"threshold": 0.5}, 0.5, 0.9, 3.0), Point({}, 1.0, 0.88, 6.0)]
+
+
+def log(*events: tuple[str, int, list[int], list[int], list[int]]) -> list[Event]:
+    return [Event(what, layer, *(torch.tensor(part) for part in parts)) for what, layer, *parts in events]  # type: ignore[arg-type]
+
+
+def test_features_count_what_was_done_for_each_row() -> None:
+    done = log(("embed", 0, [0, 1], [4, 6], [4, 6]), ("attend", 1, [0, 1], [4, 0], [4, 6]), ("feed", 1, [0], [3], [4]),
+               ("head", 1, [0, 1], [4, 6], [4, 6]), ("head", 2, [1], [6], [6]))  # fmt: skip
+    first, second = (dict(zip(NAMES, row, strict=True)) for row in features(done, 2, [4, 6]))
+    assert (first["attend"], first["attend.token"], first["attend.pair"]) == (1, 4, 16)
+    assert (first["feed"], first["feed.token"], first["head"], first["text.token"]) == (1, 3, 1, 4)
+    assert (second["attend"], second["attend.pair"], second["feed"]) == (0, 0, 0)  # nobody asked: nothing was done
+    assert (second["head"], second["head.token"], second["embed.token"], second["call"]) == (2, 12, 6, 1)
+    assert features(done, 2)[0][NAMES.index("text")] == 0
+
+
+def test_the_fit_recovers_known_prices() -> None:
+    rng = np.random.default_rng(0)
+    seen = rng.integers(1, 60, (80, len(NAMES))).astype(np.float64)
+    true = dict.fromkeys(NAMES, 0.0) | {"call": 0.4, "attend": 0.2, "attend.token": 0.03, "attend.pair": 0.0005,
+                                        "feed.token": 0.05, "head": 0.1}  # fmt: skip
+    ms = seen @ np.array([true[name] for name in NAMES])
+    found, error = fit(seen, ms)
+    assert found == pytest.approx(true, abs=1e-9) and error < 1e-9
+    noisy, error = fit(seen, ms * rng.normal(1.0, 0.02, len(ms)))
+    assert min(noisy.values()) >= 0.0 and 0.005 < error < 0.03
+    told = Prices(noisy, error, 80, {}).of(seen)
+    assert np.abs(told / ms - 1).max() < 0.05
+
+
+def ticking(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A machine on which a half-layer takes a millisecond and each of its tokens a tenth, and nothing else any time."""
+    clock, engine = {"now": 0.0}, model.engine
+    attend, feed = type(engine).attend, type(engine).feed
+
+    def slow_attend(self, layer, queries, *more):  # type: ignore[no-untyped-def]
+        clock["now"] += 0.001 + 0.0001 * len(queries)
+        return attend(self, layer, queries, *more)
+
+    def slow_feed(self, layer, x):  # type: ignore[no-untyped-def]
+        clock["now"] += 0.001 + 0.0001 * len(x)
+        return feed(self, layer, x)
+
+    monkeypatch.setattr(type(engine), "attend", slow_attend)
+    monkeypatch.setattr(type(engine), "feed", slow_feed)
+    return clock
+
+
+def measured(model: Predictor, clock: dict[str, float], rows: runs.Rows) -> Prices:
+    def now() -> float:
+        clock["now"] += 1e-6  # a clock that never stands still
+        return clock["now"]
+
+    return prices.measure(model, rows, now)
+
+
+def test_a_machine_of_known_speed_is_priced_right(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 30, 5)
+    found = measured(model, ticking(model, monkeypatch), rows[:6])
+    assert found.error < 0.01 and found.place["engine"] == "torch" and found.samples > 30
+    data = Data(rows, model.prepare(rows))
+    assert model.points is not None
+    for guess in guesses(model, model.points, data, found):
+        outcome = model.run(data.encoded, model.settings(given=guess.point.settings))
+        lengths = np.array([len(e.ids) for e in data.encoded])
+        assert guess.ms == pytest.approx(2 * outcome.exit_layer * (1 + 0.1 * lengths), rel=0.03, abs=0.01)
+
+
+def test_methods_that_cannot_be_replayed_are_run(every_task: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = Predictor.load(every_task["regression"], "torch"), runs.rows("regression", 40, 5)
+    found = measured(model, ticking(model, monkeypatch), rows[:6])
+    data = Data(rows, model.prepare(rows))
+    assert model.points is not None
+    (only,) = guesses(model, model.points, data, found)
+    assert only.ms == pytest.approx([6 * (1 + 0.1 * len(e.ids)) for e in data.encoded], rel=0.03)
+
+
+def points(*more: Latency) -> Points:
+    return Points("accuracy", True, DATA, tuple(CURVE), latencies=more)
+
+
+def found(*times: list[float]) -> list[Guess]:
+    return [Guess(point, np.array(ms)) for point, ms in zip(CURVE, times, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("ms", "percentile", "threshold"),
+    [(10.0, 95.0, 0.5), (4.0, 95.0, 1.0), (4.0, 50.0, 0.5), (100.0, 100.0, 0.5)],
+)
+def test_the_most_accurate_point_in_time(ms: float, percentile: float, threshold: float) -> None:
+    known = found([1.0, 2.0, 2.0], [3.0, 4.0, 9.0], [8.0, 8.0, 9.0])
+    assert choose(known, points(), Wish(ms / 1000, percentile)).point.settings["threshold"] == threshold
+
+
+def test_what_cannot_be_met_says_what_can() -> None:
+    known = found([4.0, 4.0], [6.0, 6.0], [9.0, 9.0])
+    with pytest.raises(OfframpError, match=r"fastest point takes 4ms(.|\n)*ask for 4\.4ms"):
+        choose(known, points(), Wish(0.001))
+    with pytest.raises(OfframpError, match="fastest point takes 8ms"):
+        choose(known, points(), Wish(0.005), factor=2.0)
+
+
+def test_a_real_run_has_the_last_word(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine proves twice as slow as predicted: another point is taken."""
+    own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
+    monkeypatch.setattr(latency, "prices_of", lambda *_: None)
+    monkeypatch.setattr(latency, "guesses", lambda *_: found([1.0] * 10, [4.0] * 10, [5.0] * 10))
+    slow = {0.1: 2.0, 0.5: 8.0, 1.0: 10.0}
+    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.full(len(rows), slow[point.mac_share]))
+    chosen = in_time(str(own), points(), rows, "rows", Wish(0.006, engine="torch"))
+    assert (chosen.mac_share, chosen.predicted, chosen.measured, chosen.score) == (0.1, 1.0, 2.0, 0.8)
+    assert (chosen.milliseconds, chosen.percentile, chosen.engine) == (6.0, 95.0, "torch")
+    with pytest.raises(OfframpError, match="fastest point"):
+        in_time(str(own), points(), rows, "rows", Wish(0.0015, engine="torch"))
+
+
+def test_prices_are_measured_once_and_again_elsewhere(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = Predictor.load(trained, "torch"), list[int]()
+
+    def cheap(model: Predictor, texts: runs.Rows) -> Prices:
+        calls.append(len(texts))
+        return Prices(dict.fromkeys(NAMES, 1.0), 0.0, 1, prices.place(model))
+
+    monkeypatch.setattr(prices, "measure", cheap)
+    first = prices.prices_of(model, tmp_path, [])
+    assert prices.prices_of(model, tmp_path, []) == first and len(calls) == 1
+    monkeypatch.setattr(prices, "hardware", lambda: "another machine")
+    assert prices.prices_of(model, tmp_path, []) != first and len(calls) == 2
+    assert len(json.loads((tmp_path / prices.FILE).read_text())) == 2
+
+
+def test_rows_of_all_lengths(trained: Path) -> None:
+    model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 24, 2)
+    data = Data(rows, model.prepare(rows))
+    few = [len(data.encoded[i].ids) for i in spread(data, 5)]
+    all_ = sorted(len(e.ids) for e in data.encoded)
+    assert few == sorted(few) and few[0] == all_[0] and few[-1] == all_[-1] and len(few) == 5
+    assert spread(data, 100) == sorted(spread(data, 100), key=lambda i: (len(data.encoded[i].ids), i))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5ms", 0.005), (" 0.2 s", 0.2), ("800us", 0.0008), (".5ms", 0.0005)])
+def test_times_with_units(text: str, seconds: float) -> None:
+    assert parse_latency(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["5", "5 minutes", "ms", "-5ms", "0ms", "1e3ms", "nan ms"])
+def test_times_without(text: str) -> None:
+    with pytest.raises(OfframpError, match=r"5ms, 0\.2s or 800us"):
+        parse_latency(text)
+
+
+@pytest.mark.parametrize("percentile", [0.0, -1.0, 101.0, float("nan")])
+def test_percentiles_that_are_none(percentile: float) -> None:
+    with pytest.raises(OfframpError, match="percentile"):
+        Wish(0.005, percentile)
+
+
+def test_wishes_nobody_can_hear() -> None:
+    with pytest.raises(OfframpError, match="engine"):
+        Wish(0.005, engine="abacus")
+    with pytest.raises(OfframpError, match="precision"):
+        Wish(0.005, precision="fp7")  # type: ignore[arg-type]
+
+
+def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
+    model = Predictor.load(trained, "torch")
+    timed = Latency(5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", "fp32", None, operating_hardware())
+    operating.save(tmp_path, points(timed))
+    model.points = operating.load(tmp_path)
+    assert model.points == points(timed)
+    assert model.settings(latency=0.005).threshold == model.settings(latency=0.02).threshold == 0.25
+    assert model.predict(["a good film"], latency=0.005)[0]["label"] in ("good", "bad")
+    with pytest.raises(OfframpError, match=r"within 4ms(.|\n)*5ms on torch fp32(.|\n)*--latency 4ms"):
+        model.settings(latency=0.004)
+    with pytest.raises(OfframpError, match="latency=-1"):
+        model.settings(latency=-1)
+    with pytest.raises(OfframpError, match="only one"):
+        model.settings(0.5, latency=0.005)
+    model.points = points(replace(timed, hardware="an abacus"))
+    with pytest.warns(UserWarning, match="an abacus"):
+        model.settings(latency=0.005)
+    model.points = points(replace(timed, engine="other"))
+    with pytest.raises(OfframpError, match="5ms on other fp32"):
+        model.settings(latency=0.005)
+
+
+def operating_hardware() -> str:
+    from offramp.model.hardware import hardware
+
+    return hardware()
