@@ -161,7 +161,7 @@ def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None
 
 def test_mi_without_classes_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="estimation=reconstruction"):
-        runs.train(base, tmp_path, "faster_dat", "regression")
+        runs.train(base, tmp_path, "faster_dat", "span")
 
 
 def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Path) -> None:

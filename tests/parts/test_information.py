@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,11 +69,22 @@ def test_labels_are_classes_or_the_tags_that_occur() -> None:
     assert labels_of(tags, data).tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
-def test_numbers_are_no_labels() -> None:
-    rows = [{"text": "a", "label": 0.5}, {"text": "b", "label": 1.5}]
+def test_numbers_are_labelled_by_their_quarter() -> None:
+    rows = [{"text": "a", "label": number} for number in (0.5, 9.0, 1.5, 1.5, 4.0, 2.5)]
     task = tasks.get("regression").from_rows(rows, "rows")
+    made = labels_of(task, Data(rows, encoded([[5]] * 6)))
+    assert made.argmax(1).tolist() == [0, 3, 0, 0, 3, 2] and made.sum() == 6
+
+
+@pytest.mark.parametrize("name", ["span", "classification"])
+def test_rows_without_classes_or_labels_are_refused(name: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "label": i, "question": "a", "context": "a", "answers": {"text": ["a"], "answer_start": [0]}}
+        for i in range(2)
+    ]
+    task = tasks.get(name).from_rows(rows, "rows")
     with pytest.raises(OfframpError, match="estimation=reconstruction"):
-        labels_of(task, Data(rows, encoded([[5], [6]])))
+        labels_of(task, Data(rows, encoded([[5], [6]]), labelled=name == "span"))
 
 
 def test_a_vocabulary_that_filtering_leaves_empty_is_refused() -> None:

@@ -9,7 +9,7 @@ Modifications from the paper: λn is added (Eq. 4 prints a minus, against its ow
 own deepest word, not at the batch's; depths of new text are looked up (`transductive=true` is the paper's form, a
 masked pass for every word of the text to be answered, counted in its cost); many well-spaced masks a pass; pieces share
 their word's depth, words never seen get the median of those seen, special tokens go with the row's deepest word;
-tagging too (a label is a tag that occurs in the row; no pooling).
+tagging (labels: the tags that occur in the row; no pooling) and numbers (labels: quarters of their range by rank) too.
 Relations: token_exit decides on the way what this one plans; depth_adaptive is its halting-unit baseline.
 """
 

@@ -43,22 +43,25 @@ def seen(task: Task, data: Data, least_count: int = 1) -> Seen:
 
 
 def labels_of(task: Task, data: Data) -> Floats:
-    """Which labels each row has: the one of its class, or every tag that occurs in it."""  # [rows, labels] of 0 and 1
+    """Which labels each row has: its class, the quarter its number lies in, or every tag that occurs in it."""
     row_of = [data.rows[e.example] for e in data.encoded]
-    made = [task.inputs_and_targets(e, row, None)[1] for e, row in zip(data.encoded, row_of, strict=True)]
-    targets = task.stack_targets(made)
-    tagged = task.kind == "token" and "words" in task.provides
-    if targets.dtype != torch.int64 or targets.dim() != 1 or not (task.kind == "row" or tagged):
+    spans = task.kind == "token" and "words" not in task.provides
+    if spans or not data.labelled:
         raise OfframpError(
             "mutual information of words and labels",
-            f"rows of the task {task.name!r}, which have no classes",
+            f"rows of the task {task.name!r}" + (", which have no classes" if spans else " without labels"),
             "say --set estimation=reconstruction, which needs no labels",
         )
-    sizes = torch.tensor([len(e.ids) if tagged else 1 for e in data.encoded])
-    row = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    real = targets >= 0
-    present = torch.zeros(len(sizes), task.outputs, dtype=torch.float64)
-    return np.asarray(present.index_put((row[real], targets[real]), torch.ones((), dtype=torch.float64)).numpy())
+    made = [task.inputs_and_targets(e, row, None)[1] for e, row in zip(data.encoded, row_of, strict=True)]
+    targets = task.stack_targets(made)
+    if targets.is_floating_point():
+        edges = torch.quantile(targets.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+        targets = torch.searchsorted(edges, targets.double())
+    sizes = torch.tensor([len(e.ids) if task.kind == "token" else 1 for e in data.encoded])
+    row, real = torch.repeat_interleave(torch.arange(len(sizes)), sizes), targets >= 0
+    present = torch.zeros(len(sizes), int(targets.max()) + 1, dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64)
+    return np.asarray(present.index_put((row[real], targets[real]), one).numpy())  # [rows, labels] of 0 and 1
 
 
 def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: float) -> Floats:
