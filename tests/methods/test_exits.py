@@ -73,7 +73,7 @@ def test_patience_serves_regression_by_tolerance() -> None:
 
 @pytest.mark.parametrize("name", ["branchynet", "deebert", "shallow_deep", "fastbert"])
 def test_rules_that_need_a_distribution_refuse_numbers_and_name_what_works(name: str) -> None:
-    with pytest.raises(OfframpError, match="berxit, .*pabee"):
+    with pytest.raises(OfframpError, match=r"berxit, .*pabee"):
         made(name, "regression")
 
 
