@@ -22,7 +22,6 @@ from offramp.budget.record import Recording
 from offramp.model.points import Point
 from offramp.model.runner import full_macs
 from offramp.model.watch import tell
-from offramp.parts.batch import Data
 
 if TYPE_CHECKING:
     from offramp.budget.subject import Subject
@@ -46,12 +45,9 @@ def dependable(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
 
 def part(subject: Subject, recording: Recording, chosen: NDArray[np.bool_]) -> tuple[Subject, Recording]:
     """Some of the rows, as if the others had never been there."""
-    data, number = subject.data, np.cumsum(chosen) - 1
-    keep = [bool(chosen[e.example]) for e in data.encoded]
-    encoded = [replace(e, example=int(number[e.example])) for e in data.encoded if chosen[e.example]]
-    rows = [row for row, wanted in zip(data.rows, chosen, strict=True) if wanted]
-    kept = recording.keep(torch.tensor(keep), subject.network.per_token)
-    return replace(subject, data=Data(rows, encoded)), kept
+    keep = torch.tensor([bool(chosen[e.example]) for e in subject.data.encoded])
+    kept = recording.keep(keep, subject.network.per_token)
+    return replace(subject, data=subject.data.part(chosen.tolist())), kept
 
 
 @dataclass(frozen=True)

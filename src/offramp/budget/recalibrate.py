@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offramp import methods
 from offramp.budget import risk as risks
 from offramp.budget.calibrate import calibrate, explore, searchable
+from offramp.budget.folds import part
 from offramp.budget.latency import Wish, in_time
 from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
@@ -48,11 +50,16 @@ def recalibrate(
     recipe = folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
-    points = calibrate(network, method, Data(rows, predictor.prepare(rows, source)), name, mark)
+    data = Data(rows, predictor.prepare(rows, source))
+    points = calibrate(network, method, data, name, mark)
     for noticed in points.warnings:
         warnings.warn(noticed, stacklevel=2)
     if risk is not None:
-        proven = prove(predictor, rows, risk, confidence)
+        subject = Subject(network, method, data)
+        proven = prove(subject, subject.record() if method.replays else None, risk, confidence)
+        if proven.settings == asdict(method.settings()):
+            no = f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model"
+            warnings.warn(no, stacklevel=2)
         points = replace(points, guarantees=(proven,))
     if wish is not None:
         points = replace(points, latencies=(in_time(run, points, rows, source, wish),))
@@ -79,28 +86,25 @@ def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: 
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
 
 
-def prove(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> Guarantee:
+def prove(subject: Subject, tape: Recording | None, risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
-    find, test = risks.halves(len(rows), seed=0)
-    method = predictor.model.method
-    first = _subject(predictor, [rows[i] for i in find])
-    second = _subject(predictor, [rows[i] for i in test])
-    tapes = [subject.record() if method.replays else None for subject in (first, second)]
-    ordered = _careful_first(first, tapes[0], _candidates(first, tapes[0]))
+    find, test = risks.halves(len(subject.data.rows), seed=0)
+    (first, found), (second, tested) = (_half(subject, tape, rows) for rows in (find, test))
+    ordered = _careful_first(first, found, _candidates(first, found))
 
     def measured(settings: Settings) -> tuple[Losses, float]:
-        return _departures(second, tapes[1], settings)
+        return departures(second, tested, settings)
 
-    full = asdict(method.settings())
-    proven = risks.guarantee([full, *ordered], measured, risk, confidence, predictor.task.departs_whole)
-    if proven is None or proven.settings == full:
-        warnings.warn(f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model",
-                      stacklevel=2)  # fmt: skip
+    full, whole = asdict(subject.method.settings()), subject.network.task.departs_whole
+    proven = risks.guarantee([full, *ordered], measured, risk, confidence, whole)
     return proven or Guarantee(risk, confidence, full, len(test), 0.0, 1.0)
 
 
-def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
-    return Subject(predictor.network, predictor.model.method, Data(rows, predictor.prepare(rows)))
+def _half(subject: Subject, tape: Recording | None, rows: NDArray[np.int64]) -> tuple[Subject, Recording | None]:
+    chosen = np.isin(np.arange(len(subject.data.rows)), rows)
+    if tape is None:
+        return replace(subject, data=subject.data.part(chosen.tolist())), None
+    return part(subject, tape, chosen)
 
 
 def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
@@ -114,7 +118,7 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
 
 def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:
     """The front of departure against cost on the finding half, from dearest and safest to cheapest."""
-    measured = [(float(losses.mean()), share, s) for s in found for losses, share in [_departures(subject, tape, s)]]
+    measured = [(float(losses.mean()), share, s) for s in found for losses, share in [departures(subject, tape, s)]]
     front: list[Settings] = []
     cheapest = 1.0
     for _, share, settings in sorted(measured, key=lambda item: (item[0], item[1])):
@@ -124,7 +128,8 @@ def _careful_first(subject: Subject, tape: Recording | None, found: list[Setting
     return front
 
 
-def _departures(subject: Subject, tape: Recording | None, settings: Settings) -> tuple[Losses, float]:
+def departures(subject: Subject, tape: Recording | None, settings: Settings) -> tuple[Losses, float]:
+    """How far a setting is from the full model on every row, and the share of MACs it needs."""
     task, data = subject.network.task, subject.data
     ours, full = (subject.run(s, tape) for s in (settings, {}))
     said, meant = (task.predictions(data.rows, data.encoded, outcome.logits) for outcome in (ours, full))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,12 @@ class Data:
     rows: Sequence[Mapping[str, Any]]
     encoded: list[Encoded]
     labelled: bool = True
+
+    def part(self, chosen: Sequence[bool]) -> Data:
+        """Some of the rows, as if the others had never been there."""
+        number = {old: new for new, old in enumerate(i for i, wanted in enumerate(chosen) if wanted)}
+        encoded = [replace(e, example=number[e.example]) for e in self.encoded if chosen[e.example]]
+        return Data([self.rows[i] for i in number], encoded, self.labelled)
 
     @property
     def cut(self) -> int:
