@@ -175,7 +175,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
 
 
 def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
-    folder = runs.train(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "head_lr": 0.02})
+    folder = runs.train(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "select_lr": 0.02})
     from offramp.model.predictor import Predictor
 
     predictor = Predictor.load(str(folder))

@@ -37,7 +37,7 @@ from offramp.parts.stage import Backward, Stage, fastest
 from offramp.parts.teacher import Teacher, imitation_rows, teacher
 from offramp.parts.trace import trace
 
-GRID = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
+GRID = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.55, 0.52, 0.5, 0.48, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
 SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying", replay=False, grid=GRID)
 HF_EQUAL = True
 NEEDS: tuple[str, ...] = ()
@@ -64,6 +64,7 @@ class Options:
     samples: int = 8  # random choices a row
     guide: float = 0.5  # share of the selectors' stage in which one choice imitates the heuristic
     slack: float = 0.01  # what the metric may lose on dev rows; the fastest epoch within it is kept
+    select_lr: float = 2e-3  # learning rate of selectors while they learn alone
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -195,6 +196,6 @@ def stages(network: Network, options: Options, objective: Objective | None = Non
     """Fine-tune; selectors by reinforcement; everything together. A depth method's `objective` enters the last."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
-        Reinforced(network, "reinforce", options.head_lr, options=options),
+        Reinforced(network, "reinforce", options.select_lr, options=options),
         Everything(network, "distil and reinforce", options.head_lr, options=options, objective=objective),
     ]
