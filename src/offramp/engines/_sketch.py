@@ -216,7 +216,9 @@ def _states(count: int, hidden: int) -> Tensor:
 
 
 def _packed(lengths: Sequence[int]) -> Packed:
-    return pack([[place % 7 for place in range(length)] for length in lengths])
+    """Rows of small ids, at positions that any model has."""
+    made = pack([[place % 7 for place in range(length)] for length in lengths])
+    return made.with_tokens(position=made.tokens["position"] % 7)
 
 
 def _ids(packed: Packed) -> Named:
