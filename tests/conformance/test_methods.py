@@ -15,8 +15,9 @@ from offramp import engines, methods, tasks
 from offramp.budget.record import record
 from offramp.budget.subject import candidates
 from offramp.core import cost
-from offramp.core.loop import Result, run
+from offramp.core.loop import Engine, Result, run
 from offramp.core.packed import pack
+from offramp.engines import How
 from offramp.methods import Method
 from offramp.model.folder import assemble
 from offramp.parts.batch import Data, batch, packed_rows
@@ -72,10 +73,10 @@ def training_path(method: Method, net: Network) -> Soft:
     return last.soft if isinstance(last, Joint) else Soft()
 
 
-def answer(method: Method, net: Network, settings: Any, encoded: list[Encoded], engine: str = "torch") -> Result:
+def answer(method: Method, net: Network, settings: Any, encoded: list[Encoded]) -> Result:
     with torch.no_grad():
         packed = packed_rows(net.task, encoded)
-        return run(engines.make(engine, net.encoder), net, method.policy(net, settings), packed)
+        return run(engines.make("torch", net.encoder), net, method.policy(net, settings), packed)
 
 
 def by_row(net: Network, result: Result, lengths: list[int]) -> list[Tensor]:
@@ -169,14 +170,26 @@ def _reached(stage: Stage, net: Network, some: Any) -> set[str]:
     return reached
 
 
-@pytest.mark.parametrize("engine", engines.names())
-@cases
-def test_every_engine_decides_like_torch(name: str, backbone: str, task: str, engine: str) -> None:
+@cache
+def engine_for(name: str, backbone: str, task: str, engine: str) -> Engine:
+    """One engine a network: what it compiled serves all tests of a case."""
+    return engines.make(engine, made(name, backbone, task)[1].encoder, How(threads=1))
+
+
+# graphs take seconds to compile: every method on one backbone here; every backbone × moment in tests/engines
+@pytest.mark.parametrize("engine", [engine for engine in engines.names() if engine != "torch"])
+@pytest.mark.parametrize("name", methods.names())
+def test_every_engine_decides_like_torch(name: str, engine: str) -> None:
+    backbone, task = next((b, t) for m, b, t in CASES if m == name and b == "bert")
     method, net, data = made(name, backbone, task)
     for settings in settings_from_tight_to_loose(method, net, data)[::3]:
-        ours, theirs = answer(method, net, settings, data.encoded, engine), answer(method, net, settings, data.encoded)
+        theirs, packed = answer(method, net, settings, data.encoded), packed_rows(net.task, data.encoded)
+        with torch.inference_mode():
+            runner = engine_for(name, backbone, task, engine)
+            ours = run(runner, runner.exits(net), method.policy(net, settings), packed)
         assert torch.equal(ours.exit_layer, theirs.exit_layer)
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
+        assert torch.equal(cost.macs(ours.log, net, len(LENGTHS)), cost.macs(theirs.log, net, len(LENGTHS)))
 
 
 def test_pack_gives_the_same_as_packed_rows() -> None:

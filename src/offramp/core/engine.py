@@ -34,6 +34,10 @@ class Engine(Protocol):
             x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
         return x
 
+    def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """A whole layer and what its exit says, where both together are cheaper; by default the layer alone."""
+        return self.whole(range(layer, layer + 1), packed.states, packed.layout), None
+
     def straight(self, heads: Heads, packed: Packed) -> Tensor:
         """Embeddings, all layers and the last exit, where nobody looks at all: logits; by default one after another."""
         states = self.whole(range(1, self.depth + 1), self.embed(packed), packed.layout)

@@ -37,12 +37,13 @@ class State:
     shortened: bool = False  # tokens were dropped that answers still need
     log: list[Event] = field(default_factory=list)
     _logits: Tensor | None = None
+    _ready: Tensor | None = None  # logits that came with the layer; counted when asked for
 
     def logits(self) -> Tensor:
         """What the off-ramp after the current layer says; computed once a layer and counted."""
         if self._logits is None:
             whole = self.whole() if self.heads.per_token else self.packed
-            self._logits = self.heads(self.layer, whole)
+            self._logits = self.heads(self.layer, whole) if self._ready is None else self._ready
             self.log.append(Event("head", self.layer, whole.rows["origin"], whole.lengths, whole.lengths))
         return self._logits
 
@@ -94,7 +95,7 @@ class State:
         if self.heads.per_token:
             self.base, self.shortened = self._put_back(), True
         self.packed = self.packed.keep_tokens(keep)
-        self._logits = None
+        self._logits = self._ready = None
 
 
 def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
@@ -108,7 +109,7 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     policy.begin(s)
     _leave(policy.leave(0, s), s, answers)
     while s.layer < s.depth and s.packed.count > 0:
-        s.layer, s._logits = s.layer + 1, None
+        s.layer, s._logits, s._ready = s.layer + 1, None, None
         s.drop(policy.enter(s.layer, s))
         if "gate" in s.packed.tokens or policy.wants_attended(s.layer):
             scores = _attend(engine, s.layer, s, policy.wants_scores(s.layer))
@@ -138,7 +139,12 @@ def _whole(engine: Engine, policy: Policy, s: State) -> None:
             break
         s.layer += 1
     layers = range(first, s.layer + 1)
-    s.packed = packed.with_states(engine.whole(layers, packed.states, packed.layout))
+    if not s.shortened and (s.layer == s.depth or policy.wants_logits(s.layer)):
+        below = packed.with_states(engine.whole(layers[:-1], packed.states, packed.layout)) if layers[:-1] else packed
+        states, s._ready = engine.answered(s.layer, s.heads, below)
+    else:
+        states = engine.whole(layers, packed.states, packed.layout)
+    s.packed = packed.with_states(states)
     for layer in layers:
         done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
         s.log += (Event("attend", *done), Event("feed", *done))
@@ -197,19 +203,25 @@ def _leave(done: Tensor | None, s: State, answers: list[Answer]) -> None:
         return
     done = done.cpu()
     everyone = bool(done.all())
-    if s._logits is None and not everyone:
+    if s._logits is None and s._ready is None and not everyone:
         rest = s.packed
         s.packed = rest.keep_rows(done)
         logits, owners = s.logits(), s.whole() if s.heads.per_token else s.packed
         s.packed = rest
     else:
         logits, owners = s.logits(), s.whole() if s.heads.per_token else s.packed
-        if not everyone:
-            pick = done[owners.row_of_token.cpu()] if s.heads.per_token else done
-            logits, owners = logits[pick.to(logits.device)], owners.keep_rows(done)
-    answers.append(answer(owners, logits, s.layer))
+        if not everyone and s.heads.per_token:
+            logits, owners = logits[done[owners.row_of_token.cpu()].to(logits.device)], owners.keep_rows(done)
+        elif not everyone:
+            logits = logits[done.to(logits.device)]
+    if s.heads.per_token:
+        answers.append(answer(owners, logits, s.layer))
+    else:  # whole rows: nothing of their tokens is needed any more
+        rows = owners.rows["origin"]
+        rows = rows[done.to(rows.device)] if owners.count > logits.shape[0] else rows
+        answers.append(Answer(rows, rows, logits, torch.full((len(rows),), float(s.layer), dtype=torch.float64)))
     s.packed = s.packed.keep_rows(~done) if not everyone else _nobody(s.packed)
-    s._logits = None
+    s._logits = s._ready = None
 
 
 def _nobody(packed: Packed) -> Packed:

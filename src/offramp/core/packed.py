@@ -67,6 +67,8 @@ class Packed:
 
     def mean(self) -> Tensor:
         """Mean state of each row; tokens that training removes softly (`present` below 1) count that much less."""
+        if self._plain_row:
+            return self.states.mean(0, keepdim=True)
         states, count = self.states, self.lengths.to(self.states.device, self.states.dtype)
         if "present" in self.tokens:
             weight = self.tokens["present"].to(states.dtype)
@@ -77,12 +79,19 @@ class Packed:
 
     def max(self) -> Tensor:
         """Largest value of each dimension in each row, softly removed tokens far below the others."""
+        if self._plain_row:
+            return self.states.amax(0, keepdim=True)
         states = self.states
         if "present" in self.tokens:
             states = states + self.tokens["present"].clamp(min=1e-30).log().to(states.dtype)[:, None]
         index = self.row_of_token[:, None].expand_as(states)
         empty = states.new_zeros(self.count, states.shape[1])
         return empty.scatter_reduce(0, index, states, "amax", include_self=False)  # [rows, hidden]
+
+    @property
+    def _plain_row(self) -> bool:
+        """One row at run time: pooled without scattering."""
+        return self.count == 1 and "present" not in self.tokens and not torch.is_grad_enabled()
 
     def with_states(self, states: Tensor) -> Packed:
         """The same rows and columns over other states."""

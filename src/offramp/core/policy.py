@@ -47,6 +47,10 @@ class Policy:
         """Whether `leave` does anything after this layer."""
         return type(self).leave is not Policy.leave
 
+    def wants_logits(self, layer: int) -> bool:
+        """Whether `leave` will surely ask for `s.logits()`: an engine may then compute them with the layer."""
+        return False
+
     def leave(self, layer: int, s: State) -> Tensor | None:
         """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
 
@@ -85,6 +89,9 @@ class Both(Policy):
 
     def wants_leave(self, layer: int) -> bool:
         return any(policy.wants_leave(layer) for policy in self.pair)
+
+    def wants_logits(self, layer: int) -> bool:
+        return any(policy.wants_logits(layer) for policy in self.pair)
 
     def leave(self, layer: int, s: State) -> Tensor | None:
         return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)

@@ -83,23 +83,26 @@ def _share(lengths: Ints) -> list[Ints]:
 
 
 def _side(lengths: Ints, lines: list[Ints]) -> Side:
-    starts = np.cumsum(lengths) - lengths
-    total = int(lengths.sum())
+    starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
+    if len(lines) == len(lengths):
+        return _rows(lengths, starts, total)
     wide = max(1, max(int(lengths[line].sum()) for line in lines))
-    pad = np.empty((len(lines), wide), dtype=np.int32)
-    owner = np.full((len(lines), wide), -1)
-    if all(len(line) == 1 for line in lines):
-        column, order = np.arange(wide)[None, :], np.concatenate(lines)
-        real = column < lengths[order][:, None]
-        pad[:] = np.minimum(starts[order][:, None] + np.where(real, column, 0), total - 1)
-        owner[:] = np.where(real, order[:, None], -1)
-    else:
-        for number, line in enumerate(lines):
-            tokens = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in line])
-            pad[number] = min(int(starts[line[0]]), total - 1)
-            pad[number, : len(tokens)] = tokens
-            owner[number, : len(tokens)] = np.repeat(line, lengths[line])
+    pad, owner = np.empty((len(lines), wide), dtype=np.int32), np.full((len(lines), wide), -1)
+    for number, line in enumerate(lines):
+        tokens = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in line])
+        pad[number] = min(int(starts[line[0]]), total - 1)
+        pad[number, : len(tokens)] = tokens
+        owner[number, : len(tokens)] = np.repeat(line, lengths[line])
     unpad = np.empty(total, dtype=np.int32)
     real = owner >= 0
     unpad[pad[real]] = np.flatnonzero(real)
     return Side(pad, unpad, owner)
+
+
+def _rows(lengths: Ints, starts: Ints, total: int) -> Side:
+    """Each row a line."""
+    wide = max(1, int(lengths.max()))
+    real = np.arange(wide) < lengths[:, None]
+    pad = np.minimum(starts[:, None] + np.arange(wide) * real, total - 1).astype(np.int32)
+    unpad = np.arange(total) + np.repeat(np.arange(len(lengths)) * wide - starts, lengths)
+    return Side(pad, unpad.astype(np.int32), np.where(real, np.arange(len(lengths))[:, None], -1))

@@ -47,11 +47,13 @@ class Recorder(TorchDispatchMode):
             self.digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
-def record(function: Callable[[], Any], given: Sequence[Tensor]) -> tuple[Any, Recorder]:
-    """The function's result, and what it consists of."""
-    with torch.inference_mode(False), torch.no_grad(), Recorder(given) as made:
-        out = function()
-    return out, made
+def record(function: Callable[[], Any], given: Sequence[Tensor]) -> Recorder:
+    """What a function consists of when called again: the first time layers prepare things (fused Q, K and V)."""
+    with torch.inference_mode(False), torch.no_grad():
+        function()
+        with Recorder(given) as made:
+            function()
+    return made
 
 
 @contextmanager

@@ -74,8 +74,8 @@ class Graph:
     def __init__(self, compiled: Any, sample: Named) -> None:
         self.compiled, self.local = compiled, threading.local()
         self.names: list[str] = [given.get_node().get_friendly_name() for given in compiled.inputs]
-        shape = list(compiled.outputs[0].partial_shape)
-        self.width = tuple(n.get_length() for n in shape[1:] if n.is_static)  # behind the first dimension
+        shapes = [list(given.partial_shape)[1:] for given in compiled.outputs]
+        self.widths = [tuple(n.get_length() for n in shape if n.is_static) for shape in shapes]  # behind the first
         self.tensor = library().Tensor
         self.request().infer([sample[name].numpy() for name in self.names])
 

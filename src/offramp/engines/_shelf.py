@@ -59,7 +59,7 @@ class Shelf:
 
     def _make(self, sketch: Sketch, settings: Settings) -> Graph:
         first = sketch.samples[0].given
-        _, recorded = record(lambda: sketch.function(first), list(first.values()))
+        recorded = record(lambda: sketch.function(first), list(first.values()))
         path = None if self.folder is None else self._path(sketch, recorded.digest.hexdigest(), settings)
         found = None if path is None else self._read(path, settings)
         if found is not None:
@@ -90,13 +90,13 @@ class Shelf:
         fresh = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(bytes(compiled.export_model()))
+            fresh.write_bytes(compiled.export_model().getvalue())
             for old in path.parent.glob(f"{sketch.name}.*.blob"):
                 old.unlink(missing_ok=True)
             fresh.replace(path)
 
 
-_CANNOT = (AssertionError, AttributeError, KeyError, OfframpError, RuntimeError, TypeError, ValueError)
+_CANNOT = (AssertionError, AttributeError, LookupError, OfframpError, RuntimeError, TypeError, ValueError)
 
 
 def _versions() -> tuple[str, ...]:

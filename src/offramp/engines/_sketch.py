@@ -19,7 +19,7 @@ from offramp.backbones import Layer
 from offramp.core.layout import Layout, layout
 from offramp.core.packed import Packed, pack
 from offramp.engines._places import places
-from offramp.engines._traced import Block, Named, Rows, even, ragged
+from offramp.engines._traced import Named, Rows, even, ragged
 
 Array = NDArray[Any]
 FEW, MANY = (6, 4), (2, 90, 1, 2, 89)  # lengths of rows; the second puts short rows into one line
@@ -47,12 +47,12 @@ def layer_even(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sk
 
     def function(given: Named) -> tuple[Tensor, ...]:
         x, position = given["x"], given["position"]
-        return _halves(layers, half, x, x, even(position))
+        return halves(layers, half, x, x, even(position))
 
     def sample(rows: int, length: int) -> Sample:
-        where, x = _layout([length] * rows), _states(rows * length, hidden)
+        where, x = _layout([length] * rows), states(rows * length, hidden)
         block = {"x": x.view(rows, length, hidden), "position": where.key_position.view(rows, length)}
-        return Sample(block, lambda: _halves(layers, half, x, x, where))
+        return Sample(block, lambda: halves(layers, half, x, x, where))
 
     return Sketch(name, function, (sample(2, 6), sample(3, 7)))
 
@@ -61,11 +61,11 @@ def layer_ragged(name: str, layers: Sequence[Layer], half: str, hidden: int) -> 
     """The same over rows of any lengths."""
 
     def function(given: Named) -> tuple[Tensor, ...]:
-        return _halves(layers, half, given["x"], given["x"], ragged(given))
+        return halves(layers, half, given["x"], given["x"], ragged(given))
 
     def sample(lengths: Sequence[int]) -> Sample:
-        where, x = _layout(lengths), _states(sum(lengths), hidden)
-        return Sample({"x": x, **_inputs(where)}, lambda: _halves(layers, half, x, x, where))
+        where, x = _layout(lengths), states(sum(lengths), hidden)
+        return Sample({"x": x, **_inputs(where)}, lambda: halves(layers, half, x, x, where))
 
     return Sketch(name, function, (sample(FEW), sample(MANY)))
 
@@ -74,13 +74,13 @@ def layer_idle(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sk
     """First half where only some tokens are queries."""
 
     def function(given: Named) -> tuple[Tensor, ...]:
-        return _halves(layers, half, given["queries"], given["x"], ragged(given, same=False))
+        return halves(layers, half, given["queries"], given["x"], ragged(given, same=False))
 
     def sample(lengths: Sequence[int], counts: Sequence[int]) -> Sample:
         where = _layout(lengths, counts)
-        queries, keys = _states(sum(counts), hidden), _states(sum(lengths), hidden)
+        queries, keys = states(sum(counts), hidden), states(sum(lengths), hidden)
         given = {"queries": queries, "x": keys, **_inputs(where)}
-        return Sample(given, lambda: _halves(layers, half, queries, keys, where))
+        return Sample(given, lambda: halves(layers, half, queries, keys, where))
 
     return Sketch(name, function, (sample(FEW, (3, 2)), sample(MANY, (1, 70, 1, 1, 60))))
 
@@ -90,7 +90,7 @@ def feed(name: str, layers: Sequence[Layer], hidden: int) -> Sketch:
     (layer,) = layers
 
     def sample(count: int) -> Sample:
-        x = _states(count, hidden)
+        x = states(count, hidden)
         return Sample({"x": x}, lambda: (layer.feed(x),))
 
     return Sketch(name, lambda given: (layer.feed(given["x"]),), (sample(5), sample(7)))
@@ -100,8 +100,8 @@ def embed(name: str, function: Callable[[Packed], Tensor]) -> Sketch:
     """Embeddings of packed tokens."""
 
     def sample(lengths: Sequence[int]) -> Sample:
-        packed = _packed(lengths)
-        return Sample(_ids(packed), lambda: (function(packed),))
+        packed = packed_sample(lengths)
+        return Sample(ids_of(packed), lambda: (function(packed),))
 
     def traced(given: Named) -> tuple[Tensor, ...]:
         return (function(Packed(torch.empty(0), torch.empty(0), {}, given)),)
@@ -113,55 +113,10 @@ def head(name: str, function: Callable[[Packed], Tensor], hidden: int) -> Sketch
     """An exit or a predictor over packed states."""
 
     def sample(lengths: Sequence[int]) -> Sample:
-        packed = _packed(lengths).with_states(_states(sum(lengths), hidden))
-        rows = {key: torch.from_numpy(array) for key, array in row_inputs(packed.layout, ("row",)).items()}
-        return Sample({"x": packed.states, **_inputs(packed.layout), **rows}, lambda: (function(packed),))
+        packed = packed_sample(lengths).with_states(states(sum(lengths), hidden))
+        return Sample({"x": packed.states, **all_inputs(packed)}, lambda: (function(packed),))
 
     return Sketch(name, lambda given: (function(Rows.of(given)),), (sample(FEW), sample(MANY)))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Everything from words to answers."""
-
-    embed: Callable[[Packed], Tensor]
-    layers: Sequence[Layer]
-    last: Callable[[Packed], Tensor]
-
-
-def model_even(name: str, parts: Parts) -> Sketch:
-    """Words to answers for rows of one length."""
-
-    def function(given: Named) -> tuple[Tensor, ...]:
-        flat = {key: tensor.reshape(-1) for key, tensor in given.items()}
-        x = parts.embed(Packed(torch.empty(0), torch.empty(0), {}, flat))
-        rows, length = given["id"].shape[0], given["id"].shape[1]
-        x = x.view(rows, length, -1)
-        (x,) = _halves(parts.layers, "whole", x, x, even(given["position"]))
-        return (parts.last(Block.of(x)),)
-
-    def sample(rows: int, length: int) -> Sample:
-        packed = _packed([length] * rows)
-        block = {key: tensor.view(rows, length) for key, tensor in _ids(packed).items()}
-        return Sample(block, lambda: _through(parts, packed))
-
-    return Sketch(name, function, (sample(2, 6), sample(3, 7)))
-
-
-def model_ragged(name: str, parts: Parts) -> Sketch:
-    """Words to answers for rows of any lengths."""
-
-    def function(given: Named) -> tuple[Tensor, ...]:
-        x = parts.embed(Packed(torch.empty(0), torch.empty(0), {}, given))
-        (x,) = _halves(parts.layers, "whole", x, x, ragged(given))
-        return (parts.last(Rows.of({**given, "x": x})),)
-
-    def sample(lengths: Sequence[int]) -> Sample:
-        packed = _packed(lengths)
-        rows = {key: torch.from_numpy(array) for key, array in row_inputs(packed.layout, ("row",)).items()}
-        return Sample({**_ids(packed), **_inputs(packed.layout), **rows}, lambda: _through(parts, packed))
-
-    return Sketch(name, function, (sample(FEW), sample(MANY)))
 
 
 def ragged_inputs(where: Layout) -> dict[str, Array]:
@@ -191,14 +146,12 @@ def row_inputs(where: Layout, wanted: Container[str]) -> dict[str, Array]:
     return {**made, "weight": (real / lengths[:, None]).astype(np.float32)}
 
 
-def _through(parts: Parts, packed: Packed) -> tuple[Tensor, ...]:
-    """Words to answers by torch."""
-    x = parts.embed(packed)
-    (x,) = _halves(parts.layers, "whole", x, x, packed.layout)
-    return (parts.last(packed.with_states(x)),)
+def all_inputs(packed: Packed) -> Named:
+    rows = {key: torch.from_numpy(array) for key, array in row_inputs(packed.layout, ("row",)).items()}
+    return {**_inputs(packed.layout), **rows}
 
 
-def _halves(
+def halves(
     layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout
 ) -> tuple[Tensor, ...]:
     """One first half, or whole layers one after another."""
@@ -211,15 +164,17 @@ def _halves(
     return (y,) if scores is None else (y, *scores)
 
 
-def _states(count: int, hidden: int) -> Tensor:
+def states(count: int, hidden: int) -> Tensor:
     return torch.randn(count, hidden, generator=torch.Generator().manual_seed(count))
 
 
-def _packed(lengths: Sequence[int]) -> Packed:
-    return pack([[place % 7 for place in range(length)] for length in lengths])
+def packed_sample(lengths: Sequence[int]) -> Packed:
+    """Rows of small ids, at positions that any model has."""
+    made = pack([[place % 7 for place in range(length)] for length in lengths])
+    return made.with_tokens(position=made.tokens["position"] % 7)
 
 
-def _ids(packed: Packed) -> Named:
+def ids_of(packed: Packed) -> Named:
     return {name: packed.tokens[name] for name in ("id", "type", "position")}
 
 

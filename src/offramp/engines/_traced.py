@@ -113,16 +113,28 @@ class Rows(Packed):
 
 @dataclass(frozen=True)
 class Block(Packed):
-    """Traced rows of one length, as the last exit wants them: states, and each row's first or mean."""
+    """Traced rows of one length, as exits want them."""
 
     shape: tuple[int, int] = (0, 0)  # rows, length
 
     @classmethod
-    def of(cls, x: Tensor) -> Block:
-        return cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, {}, (x.shape[0], x.shape[1]))
+    def of(cls, x: Tensor, position: Tensor) -> Block:
+        rows, length = x.shape[0], x.shape[1]
+        inner = even(position).mix
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Scores | None]:
+            assert inner is not None
+            q, k, v = (t.view(rows, length, t.shape[-1]) for t in (query, key, value))
+            out, scores = inner(q, k, v, plan)
+            return out.reshape(-1, out.shape[-1]), scores
+
+        flat = position.reshape(-1)
+        made = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, {"position": flat}, (rows, length))
+        made.__dict__["layout"] = Layout(NOBODY, NOBODY, flat, flat, True, mix=mix)
+        return made
 
     def with_states(self, states: Tensor) -> Packed:
-        return type(self)(states, self.lengths, self.rows, self.tokens, self.shape)
+        return self._same(type(self)(states, self.lengths, self.rows, self.tokens, self.shape))
 
     def first(self) -> Tensor:
         return self._rows[:, 0]

@@ -19,7 +19,7 @@ from offramp.backbones import Encoder
 from offramp.core.engine import Engine, Heads
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
-from offramp.engines import How, _sketch
+from offramp.engines import How, _joined, _sketch
 from offramp.engines._runtime import Graph, Settings, share
 from offramp.engines._shelf import Shelf
 
@@ -78,6 +78,26 @@ class OpenVINOEngine(Engine):
         self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
         return out
 
+    def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
+        where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+        if not self.shelf.settings.exact or len(set(self._twins)) < self.depth or (not where.even and _sparse(where)):
+            return super().answered(layer, heads, packed)
+        name = f"layer-{layer}-exit-{'even' if where.even else 'ragged'}"
+        draw = _joined.exit_even if where.even else _joined.exit_ragged
+        own, exit_, wide = self.encoder.layers[layer - 1], partial(inner, layer), self.encoder.hidden
+        graph = self.shelf.attempt(name, lambda: draw(name, own, exit_, wide))
+        if graph is None:
+            return super().answered(layer, heads, packed)
+        x = packed.states
+        out = torch.empty(x.shape)
+        logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
+        if where.even:
+            graph(*_block(where, graph, x, [out, logits]))
+        else:
+            graph({"x": x, **_inputs(where), **_rows(where, graph)}, [out, logits])
+        return out, logits
+
     def straight(self, heads: Heads, packed: Packed) -> Tensor:
         """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
         where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
@@ -85,7 +105,7 @@ class OpenVINOEngine(Engine):
         graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
         if graph is None or (not where.even and _sparse(where)):
             return super().straight(heads, packed)
-        out = torch.empty((packed.total if last.per_token else packed.count, *graph.width))
+        out = torch.empty((packed.total if last.per_token else packed.count, *graph.widths[0]))
         if where.even:
             block = (len(where.key_lengths), int(where.key_lengths[0]))
             graph({key: packed.tokens[key].view(block) for key in graph.names}, [out])
@@ -94,8 +114,8 @@ class OpenVINOEngine(Engine):
         return out
 
     def _model(self, name: str, last: Heads) -> _sketch.Sketch:
-        draw = _sketch.model_even if name == "model-even" else _sketch.model_ragged
-        return draw(name, _sketch.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
+        draw = _joined.model_even if name == "model-even" else _joined.model_ragged
+        return draw(name, _joined.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
 
     def exits(self, heads: Heads) -> Heads:
         """Compiled exits."""
@@ -115,11 +135,7 @@ class OpenVINOEngine(Engine):
             outputs += [torch.empty(x.shape[0]), torch.empty(x.shape[0])]
         if where.even:
             graph = self._graph(layer, f"{half}-even", partial(_sketch.layer_even, half=half))
-            block = (len(where.key_lengths), int(where.key_lengths[0]))
-            given = {"x": x.view(*block, -1)}
-            if "position" in graph.names:
-                given["position"] = where.key_position.view(block)
-            graph(given, [outputs[0].view(*block, -1), *outputs[1:]])
+            graph(*_block(where, graph, x, outputs))
         else:
             graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
             graph({"x": x, **_inputs(where)}, outputs)
@@ -133,6 +149,15 @@ class OpenVINOEngine(Engine):
         graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
         graph({"queries": queries, "x": keys, **_inputs(where)}, outputs)
         return outputs
+
+
+def _block(where: Layout, graph: Graph, x: Tensor, outputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Inputs and outputs of a graph over rows of one length: states as [rows, length, hidden]."""
+    block = (len(where.key_lengths), int(where.key_lengths[0]))
+    given = {"x": x.view(*block, -1)}
+    if "position" in graph.names:
+        given["position"] = where.key_position.view(block)
+    return given, [outputs[0].view(*block, -1), *outputs[1:]]
 
 
 def _sparse(where: Layout) -> bool:
@@ -181,7 +206,7 @@ class Exits:
         if graph is None or _sparse(packed.layout):
             made: Tensor = function(packed)
             return made
-        out = torch.empty((packed.total if per_token else packed.count, *graph.width))
+        out = torch.empty((packed.total if per_token else packed.count, *graph.widths[0]))
         graph({"x": packed.states, **_rows(packed.layout, graph)}, [out])
         return out
 

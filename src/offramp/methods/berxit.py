@@ -57,6 +57,9 @@ def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
 class Policy(DoubtPolicy):
     """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
 
+    def wants_logits(self, layer: int) -> bool:
+        return False
+
     def doubt(self, layer: int, s: State) -> Tensor:
         return s.unsure()
 

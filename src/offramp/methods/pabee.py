@@ -56,6 +56,9 @@ class Policy(policy.Policy):
     def wants_leave(self, layer: int) -> bool:
         return layer in self.exits and self.settings.patience > 0
 
+    def wants_logits(self, layer: int) -> bool:
+        return self.wants_leave(layer)
+
     def leave(self, layer: int, s: State) -> Tensor | None:
         if not self.wants_leave(layer):
             return None

@@ -19,7 +19,7 @@ from offramp.parts.network import Network
 from offramp.text.tokenise import Encoded
 
 Array = NDArray[np.float64]
-TOKENS = 128  # what a row may have on average in a batch: long rows come in smaller batches
+USUAL, MOST = 64, 8  # tokens of a row that batch sizes are told for; how many times more short ones may be
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed,
 def run_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> Outcome:
-    """Rows sorted by length into batches of at most `batch_size` rows and `TOKENS` tokens a row, answers in order."""
+    """Rows sorted by length into batches, answers in the order given."""
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
     done = 0
@@ -66,12 +66,16 @@ def run_encoded(
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Indices of rows to run together, shortest first: so many rows, and no more tokens than rows of `TOKENS` have."""
+    """Indices of rows to run together, shortest first, by total tokens: as many as `batch_size` rows of `USUAL` have.
+
+    Short rows come in larger batches (`MOST` times as many rows at most), long ones in smaller; 1 is one row at a time.
+    """
+    most = batch_size * MOST if batch_size > 1 else 1
     index: list[int] = []
     tokens = 0
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         tokens += lengths[i]
-        if index and (len(index) == batch_size or tokens > batch_size * TOKENS):
+        if index and (len(index) == most or tokens > batch_size * USUAL):
             yield index
             index, tokens = [], lengths[i]
         index.append(i)

@@ -100,6 +100,9 @@ class DoubtPolicy(Doubting):
     def wants_leave(self, layer: int) -> bool:
         return self.limit(layer) > 0.0
 
+    def wants_logits(self, layer: int) -> bool:
+        return self.wants_leave(layer)
+
     def leave(self, layer: int, s: State) -> Tensor | None:
         limit = self.limit(layer)
         return self.doubt(layer, s) < limit if limit > 0.0 else None
