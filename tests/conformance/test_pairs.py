@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,11 +77,12 @@ def test_exits_replay_under_dropped_tokens(name: str, backbone: str, task: str) 
 
 
 @pytest.mark.parametrize("name", methods.pairs())
-def test_gradients_reach_exactly_the_declared_parameters(name: str) -> None:
+def test_gradients_reach_exactly_the_declared_parameters(name: str, tmp_path: Path) -> None:
     task = "tagging" if "words" in methods.get(name).needs else "classification"
     method, net, data = made(name, "bert", task)
     some = batch(net.task, data, range(len(LENGTHS)), seed=0)
     for stage in method.stages(net, options_of(method)):
+        stage.prepare(data, tmp_path)
         declared = {key for key, _ in stage.trainable()}
         reached = _reached(stage, net, some)
         assert reached <= declared

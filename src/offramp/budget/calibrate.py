@@ -17,7 +17,7 @@ from offramp import engines, methods
 from offramp.budget.complaints import complaints
 from offramp.budget.folds import dependable, earned, part
 from offramp.budget.record import Recording
-from offramp.budget.subject import Settings, Subject, candidates, pointer, search_exits
+from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
@@ -53,7 +53,9 @@ def explore(subject: Subject, recording: Recording) -> list[Point]:
     network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
     if method.pair is not None:
         lengths = [*candidates(network, method.pair.length, recording), {}]
-        return [point for one in lengths for point in exits_under(subject, one, apart=True)]
+        full = subject.predictions(subject.run({}, None))
+        *found, loosest = (point for one in lengths for point in exits_under(subject, one, full, apart=True))
+        return [*dependable(pareto(found, loosest, better)[:-1], better), loosest]
     point = pointer(subject, recording if method.replays else None)
     tried = dependable([point(one) for one in candidates(network, method, recording)], better)
     if searchable(method) and len(subject.data.rows) >= FEW and tried:
@@ -66,9 +68,10 @@ def searchable(method: Method) -> bool:
     return isinstance(method.space, Threshold) and method.replays and method.space.each
 
 
-def exits_under(subject: Subject, lengths: Settings, apart: bool = False) -> list[Point]:
+def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool = False) -> list[Point]:
     """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
-    last. `apart`: thresholds are found on half of many rows only, since nobody will score them on other ones."""
+    last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows only, since nobody
+    will score them on other ones."""
     pair, under = subject.method.pair, subject.given(lengths)
     assert pair is not None
     recording = under.record()
@@ -78,7 +81,7 @@ def exits_under(subject: Subject, lengths: Settings, apart: bool = False) -> lis
         tries = [settings for _, settings in search_exits(*seen, EXITS, BRIEF)]
     else:
         tries = candidates(under.network, under.method, recording)
-    point = pointer(under, recording if under.method.replays else None)
+    point = pointer(under, recording if under.method.replays else None, full)
     made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
     return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
 

@@ -55,7 +55,7 @@ NEVER = _moment(1 << 20, False)
 
 @dataclass
 class _Recorder(Policy):
-    """Lets nobody leave and notes what each off-ramp (and the learned unit) says, and whom `under` drops when."""
+    """Notes what each off-ramp (and the learned unit) says while `under` runs, and whom that drops when."""
 
     network: Network
     under: Policy
@@ -86,18 +86,18 @@ class _Recorder(Policy):
         return keep
 
     def leave(self, layer: int, s: State) -> Tensor | None:
-        self.under.leave(layer, s)
+        done = self.under.leave(layer, s)  # at its loosest a method lets nobody go, or (a truncated model) everybody
         if layer in self.network.ramps:
             self.logits.setdefault(layer, []).append(s.logits().float().cpu())
             if "doubt" in self.network.added:
                 self.unsure.setdefault(layer, []).append(s.unsure().float().cpu())
-        return None
+        return done
 
 
 def record(
     network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
 ) -> Recording:
-    """One full pass over the rows, every exit evaluated, tokens dropped as `policy` says; nobody leaves."""
+    """One pass over the rows, every exit evaluated, under a `policy`: a method's at its loosest, or one that drops."""
     engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
     ordered, recorder = [data.encoded[i] for i in order], _Recorder(network, policy or Policy())

@@ -21,7 +21,7 @@ import torch
 
 from offramp.budget.calibrate import exits_under
 from offramp.budget.ladder import ladder, length_macs
-from offramp.budget.subject import Settings, Subject, pointer
+from offramp.budget.subject import Answers, Settings, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.points import Point, pareto
@@ -81,7 +81,7 @@ def space_of(method: Method) -> Lengths:
 
 def search(subject: Subject, plan: Plan, known: Sequence[Found], say: Callable[[News], None]) -> list[Found]:
     """Everything tried, in order. `known` is what an interrupted search had."""
-    found = {one.gene: one for one in known}
+    found, full = {one.gene: one for one in known}, subject.predictions(subject.run({}, None))
     for iteration in range(plan.iterations + 1):
         before = [one for one in found.values() if one.iteration < iteration]
         genes = list(_first(subject)) if iteration == 0 else children(subject, before, plan, iteration)
@@ -89,7 +89,7 @@ def search(subject: Subject, plan: Plan, known: Sequence[Found], say: Callable[[
             break
         waiting = [gene for gene in genes if gene not in found]
         for number, gene in enumerate(waiting, start=1):
-            found[gene] = Found(gene, iteration, evaluate(subject, gene))
+            found[gene] = Found(gene, iteration, evaluate(subject, gene, full))
             tried = list(found.values())
             best = [point for _, point in front(tried, subject.network.task.higher_is_better)]
             say(News(tried, best, len(waiting) - number, iteration))
@@ -109,12 +109,13 @@ def shares(gene: Gene) -> tuple[float, ...]:
     return tuple(part / WHOLE for part in gene)
 
 
-def evaluate(subject: Subject, gene: Gene) -> tuple[Point, ...]:
-    """What a configuration does on the subject's rows; with exits, at settings spread over their front."""
+def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[Point, ...]:
+    """What a configuration does on the subject's rows; with exits, at settings spread over their front. `full`: what
+    the full model answers to these rows."""
     lengths: Settings = {space_of(subject.method).name: shares(gene)}
     if subject.method.pair is None:
-        return (pointer(subject, None)(lengths),)
-    return tuple(exits_under(subject, lengths))
+        return (pointer(subject, None, full)(lengths),)
+    return tuple(exits_under(subject, lengths, full))
 
 
 def _first(subject: Subject) -> Iterator[Gene]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from offramp.budget.folds import dependable
 from offramp.budget.recalibrate import warn_of_known_rows
 from offramp.budget.search import (
     Found,
@@ -29,12 +30,12 @@ from offramp.budget.search import (
     space_of,
     to_json,
 )
-from offramp.budget.subject import Subject, pointer
+from offramp.budget.subject import Answers, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
-from offramp.model.files import digest, read_json, write_json, write_text
+from offramp.model.files import read_json, write_json, write_text
 from offramp.model.points import Point, Points, pareto
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data
@@ -102,17 +103,19 @@ def scored(subject: Subject, found: Sequence[Found]) -> tuple[Point, ...]:
     chosen: dict[Gene, list[Point]] = {}
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
-    fresh = [point for gene, points in chosen.items() for point in _again(subject, gene, points)]
-    return pareto(fresh, pointer(subject, None)({}), higher)
+    full = subject.predictions(subject.run({}, None))
+    fresh = [point for gene, points in chosen.items() for point in _again(subject, gene, points, full)]
+    loosest = pointer(subject, None, full)({})
+    return (*dependable(pareto(fresh, loosest, higher)[:-1], higher), loosest)
 
 
-def _again(subject: Subject, gene: Gene, points: list[Point]) -> Sequence[Point]:
+def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Point]:
     """The same settings on the subject's rows."""
     pair, lengths = subject.method.pair, {space_of(subject.method).name: shares(gene)}
     if pair is None:
-        return evaluate(subject, gene)
+        return evaluate(subject, gene, full)
     under = subject.given(lengths)
-    point = pointer(under, under.record() if under.method.replays else None)
+    point = pointer(under, under.record() if under.method.replays else None, full)
     fresh = [point(pair.settings.part(1, known.settings)) for known in points]
     return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
 
@@ -126,8 +129,7 @@ class _File:
     """The state of a search: whose it is, and everything tried so far."""
 
     def __init__(self, run: Path, identity: Mapping[str, Any]) -> None:
-        parts = [run / name for name in ("offramp.json", "model.safetensors", "offramp.safetensors")]
-        self.path, self.identity = run / FILE, {"model": digest(*parts), **identity}
+        self.path, self.identity = run / FILE, {"model": operating.mark(run), **identity}
 
     def known(self) -> list[Found]:
         """What an interrupted search of this model on these rows tried; nothing if there was none."""

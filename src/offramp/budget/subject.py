@@ -30,6 +30,7 @@ RERUNS = 8  # settings tried by methods that cannot be replayed
 POINTS = 60  # per-exit settings kept
 GENERATIONS = 40  # of the search for them
 Settings = dict[str, Any]
+Answers = list[dict[str, Any]]  # one prediction a row
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Subject:
         made = methods.configure(length.settings, settings, length.name)
         return replace(self, method=depth, under=length.policy(self.network, made))
 
-    def predictions(self, outcome: Outcome) -> list[dict[str, Any]]:
+    def predictions(self, outcome: Outcome) -> Answers:
         """Answers to the rows."""
         return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
 
@@ -133,11 +134,14 @@ def search_exits(
     return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": heat}) for i in index]
 
 
-def pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
-    """What a setting does on the subject's rows: replayed if there is a recording, else for real."""
+def pointer(
+    subject: Subject, recording: Recording | None, answers: Answers | None = None
+) -> Callable[[Settings], Point]:
+    """What a setting does on the subject's rows: replayed if there is a recording, else for real. `answers` are those
+    of the full model, from which settings depart; by default what the loosest setting says."""
     task, data = subject.network.task, subject.data
     full = float(full_macs(subject.network, data.encoded).sum())
-    meant = subject.predictions(subject.run({}, recording))
+    meant = answers or subject.predictions(subject.run({}, recording))
 
     def point(settings: Settings) -> Point:
         outcome = subject.run(settings, recording)

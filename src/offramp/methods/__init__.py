@@ -142,6 +142,10 @@ def _pair(name: str) -> Method:
         assert depth.objective is not None, "a depth method of a pair has an objective"
         return length.stages(network, first, depth.objective(second))
 
+    def prepare(network: Network, chosen: Any) -> None:
+        for method, part in zip((length, depth), options.split(chosen), strict=True):
+            method.prepare(network, part)
+
     return Method(
         f"{length.name}+{depth.name}",
         settings.kind,
@@ -153,6 +157,7 @@ def _pair(name: str) -> Method:
         policy,
         stages,
         f"{length.summary.removesuffix('.')}; with it {depth.summary}",
+        prepare,
         pair=Pair(length, depth, settings),
     )
 

