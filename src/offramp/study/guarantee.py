@@ -18,10 +18,10 @@ import numpy as np
 
 from offramp import __version__
 from offramp.budget import risk as risks
-from offramp.budget.calibrate import Subject
 from offramp.budget.folds import part
 from offramp.budget.recalibrate import departures, prove
 from offramp.budget.record import record
+from offramp.budget.subject import Subject
 from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor
 from offramp.model.watch import tell
@@ -50,7 +50,9 @@ def broken(predictor: Predictor, rows: Sequence[Mapping[str, Any]], draws: Draws
         raise OfframpError(f"{draws.rows} rows for each proof", f"{len(rows)} rows", fix)
     risks.check(draws.risk, draws.confidence, draws.rows - draws.rows // 2)
     data, started = labelled(predictor, rows, origin), time.perf_counter()
-    subject, tape = Subject(predictor.network, method, data), record(predictor.network, data, engine=predictor.engine)
+    subject, tape = Subject(predictor.network, method, data), record(
+        predictor.network, data, engine=predictor.engine, policy=method.policy(predictor.network, method.settings())
+    )
     found, shares, cheaper = [], [], 0
     for trial in range(draws.trials):
         drawn = np.zeros(len(rows), dtype=bool)
