@@ -32,7 +32,8 @@ class Trace:
 
     def detached(self) -> Trace:
         """The same states without a way back for gradients."""
-        return replace(self, states=[states.detach() for states in self.states])
+        present = {layer: there.detach() for layer, there in self.present.items()}
+        return replace(self, states=[states.detach() for states in self.states], present=present)
 
 
 @dataclass(frozen=True)

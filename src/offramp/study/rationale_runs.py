@@ -135,12 +135,12 @@ def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None) -> list[di
 
 
 def _macs(model: Loaded, rows: Sequence[Row]) -> float:
-    predictor = Predictor(model)
+    predictor = Predictor(model, engine="torch")
     return predictor.full_macs(predictor.prepare(rows, "rows"))
 
 
 def _cell(model: Loaded, rows: Sequence[Row]) -> dict[str, Any]:
-    predictor = Predictor(model)
+    predictor = Predictor(model, engine="torch")
     data = Data(rows, predictor.prepare(rows, "rows"))
     policy = model.method.policy(model.network, model.method.settings())
     metrics, _ = score(model.network, predictor.engine, policy, data)
