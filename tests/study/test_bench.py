@@ -66,7 +66,7 @@ def test_everybody_answers_the_same_question(trained: Path, tmp_path: Path) -> N
 
 def test_our_engines_and_their_precisions(trained: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(trained, tmp_path / "own"))  # the engine keeps compiled pieces in the run
-    plan = Plan((4,), ("1.0",), ("auto",), ("torch",), ("fp32", "bf16"), ("given",), rounds=1, memory=False)
+    plan = Plan((4,), ("1.0",), ("openvino",), ("torch",), ("fp32", "bf16"), ("given",), rounds=1, memory=False)
     found = made(own, tmp_path, plan)
     assert [(e["engine"], e["precision"]) for e in found["rows"]] == [
         ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32")]  # fmt: skip
