@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offramp.budget.recalibrate import Departs
 from offramp.errors import OfframpError
 from offramp.model.points import Guarantee
 from offramp.model.predictor import Predictor
@@ -29,12 +30,12 @@ def test_proofs_on_drawn_rows_are_tested_on_the_others(trained: Path, monkeypatc
         seen.append(len(subject.data.rows))
         return Guarantee(0.4, 0.9, {"threshold": 0.1}, 5, 0.0, 0.5)
 
-    def tested(subject: module.Subject, *_: object) -> tuple[np.ndarray, float]:
+    def tested(subject: module.Subject, *_: object) -> Departs:
         seen.append(len(subject.data.rows))
-        return next(losses), 0.5
+        return lambda settings: (next(losses), 0.5)
 
     monkeypatch.setattr(module, "prove", proven)
-    monkeypatch.setattr(module, "departures", tested)
+    monkeypatch.setattr(module, "departing", tested)
     made = broken(Predictor.load(trained), runs.rows("classification", 30, 6), Draws(0.4, 0.9, 20, 4), ORIGIN)
     assert seen == [20, 10] * 4
     assert (made["broken"], made["allowed"], made["departure"]["mean"]) == (0.5, 0.1, 0.375)

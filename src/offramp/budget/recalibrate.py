@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,19 @@ from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
 from offramp.budget.subject import Settings, Subject, candidates, search_exits
 from offramp.errors import OfframpError
+from offramp.methods import Method
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import write_text
 from offramp.model.points import Guarantee, Points, pareto
 from offramp.model.predictor import Predictor
-from offramp.model.runner import by_row, full_macs
+from offramp.model.runner import full_macs
 from offramp.parts.batch import Data
 from offramp.text.read import fingerprint
 
 Row = Mapping[str, Any]
+Departs = Callable[[Settings], tuple[Losses, float]]
 
 
 def recalibrate(
@@ -89,14 +91,10 @@ def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: 
 def prove(subject: Subject, tape: Recording | None, risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
     find, test = risks.halves(len(subject.data.rows), seed=0)
-    (first, found), (second, tested) = (_half(subject, tape, rows) for rows in (find, test))
-    ordered = _careful_first(first, found, _candidates(first, found))
-
-    def measured(settings: Settings) -> tuple[Losses, float]:
-        return departures(second, tested, settings)
-
+    first, second = (_half(subject, tape, rows) for rows in (find, test))
+    ordered = _careful_first(subject.method, departing(*first), _candidates(*first))
     full, whole = asdict(subject.method.settings()), subject.network.task.departs_whole
-    proven = risks.guarantee([full, *ordered], measured, risk, confidence, whole)
+    proven = risks.guarantee([full, *ordered], departing(*second), risk, confidence, whole)
     return proven or Guarantee(risk, confidence, full, len(test), 0.0, 1.0)
 
 
@@ -116,22 +114,26 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
     return found + ([s for _, s in search_exits(subject, tape)] if searchable(subject.method) else [])
 
 
-def _careful_first(subject: Subject, tape: Recording | None, found: list[Settings]) -> list[Settings]:
+def _careful_first(method: Method, departs: Departs, found: list[Settings]) -> list[Settings]:
     """The front of departure against cost on the finding half, from dearest and safest to cheapest."""
-    measured = [(float(losses.mean()), share, s) for s in found for losses, share in [departures(subject, tape, s)]]
+    measured = [(float(losses.mean()), share, s) for s in found for losses, share in [departs(s)]]
     front: list[Settings] = []
     cheapest = 1.0
     for _, share, settings in sorted(measured, key=lambda item: (item[0], item[1])):
         if share < cheapest:
-            front.append(asdict(methods.configure(subject.method.settings, settings, subject.method.name)))
+            front.append(asdict(methods.configure(method.settings, settings, method.name)))
             cheapest = share
     return front
 
 
-def departures(subject: Subject, tape: Recording | None, settings: Settings) -> tuple[Losses, float]:
-    """How far a setting is from the full model on every row, and the share of MACs it needs."""
-    task, data = subject.network.task, subject.data
-    ours, full = (subject.run(s, tape) for s in (settings, {}))
-    said, meant = (task.predictions(data.rows, data.encoded, outcome.logits) for outcome in (ours, full))
-    spent = by_row(ours, data.encoded, len(data.rows))[2].sum() / full_macs(subject.network, data.encoded).sum()
-    return np.array(task.departures(said, meant)), float(spent)
+def departing(subject: Subject, tape: Recording | None) -> Departs:
+    """A function that tells how far a setting is from the full model on every row, and the share of MACs it needs."""
+    data, meant = subject.data, subject.predictions(subject.run({}, tape))
+    full = float(full_macs(subject.network, data.encoded).sum())
+
+    def departs(settings: Settings) -> tuple[Losses, float]:
+        outcome = subject.run(settings, tape)
+        losses = subject.network.task.departures(subject.predictions(outcome), meant)
+        return np.array(losses), float(outcome.macs.sum()) / full
+
+    return departs

@@ -19,7 +19,7 @@ import numpy as np
 from offramp import __version__
 from offramp.budget import risk as risks
 from offramp.budget.folds import part
-from offramp.budget.recalibrate import departures, prove
+from offramp.budget.recalibrate import departing, prove
 from offramp.budget.record import record
 from offramp.budget.subject import Subject
 from offramp.errors import OfframpError
@@ -58,7 +58,7 @@ def broken(predictor: Predictor, rows: Sequence[Mapping[str, Any]], draws: Draws
         drawn = np.zeros(len(rows), dtype=bool)
         drawn[np.random.default_rng(trial).permutation(len(rows))[: draws.rows]] = True
         proven = prove(*part(subject, tape, drawn), draws.risk, draws.confidence)
-        losses, share = departures(*part(subject, tape, ~drawn), proven.settings)
+        losses, share = departing(*part(subject, tape, ~drawn))(proven.settings)
         found.append(float(losses.mean()))
         shares.append(share)
         cheaper += proven.settings != asdict(method.settings())
