@@ -209,7 +209,7 @@ def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, 
     options = {"start": 1.0, "penalty": 0.5}
     schedule = Schedule(epochs=2, batch_size=16, lr=0.003)
     folder = runs.train(base, tmp_path, "alberta", kind, options=options, schedule=schedule)
-    first, again = Predictor.load(folder), Predictor.load(folder)
+    first, again = (Predictor.load(folder, engine="torch") for _ in range(2))
     encoded = first.prepare(runs.rows(kind, 6, 5))
     for gamma in (0.0, 0.6):
         ours, theirs = (p.run(encoded, Settings(gamma), batch_size=4) for p in (first, again))

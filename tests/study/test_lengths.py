@@ -19,7 +19,7 @@ SOME = [*runs.rows("classification", 40, 3), LONG]
 
 
 def test_groups_by_length(trained: Path) -> None:
-    predictor = Predictor.load(trained)
+    predictor = Predictor.load(trained, engine="torch")
     origin = Origin("tiny", "test", "offramp lengths", {})
     found = by_length(predictor, SOME, predictor.settings(0.5), origin, Effort(batch_size=8, rows=20, rounds=1))
     groups = found["lengths"]
@@ -34,7 +34,8 @@ def test_groups_by_length(trained: Path) -> None:
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, kept = runs.jsonl(tmp_path / "rows.jsonl", SOME), tmp_path / "lengths.json"
-    words = ["lengths", str(trained), "--data", data, "--set", "threshold=0.3", "--rounds", "1", "--json", str(kept)]
+    words = ["lengths", str(trained), "--data", data, "--set", "threshold=0.3", "--engine", "torch"]
+    words += ["--rounds", "1", "--json", str(kept)]
     app(words, standalone_mode=False)
     assert "speed-up" in capsys.readouterr().out
     found = json.loads(kept.read_text())
