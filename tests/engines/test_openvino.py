@@ -72,7 +72,7 @@ def answer(engine: Engine, net: Network, policy: Policy, packed: Packed) -> Resu
         return run(engine, engine.exits(net), policy, packed)
 
 
-OWN_LAYERS = ("bert", "modernbert")  # the others have BERT's layers under other names
+OWN_LAYERS = ("alberta", "bert", "modernbert")  # the others have BERT's layers under other names
 CASES = [(kind, moment) for kind in tiny.BACKBONES for moment in MOMENTS if kind in OWN_LAYERS or moment == "exits"]
 
 

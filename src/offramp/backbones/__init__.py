@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class Layer(Protocol):
-    """One Transformer layer in two halves, each with its own residual and norm inside."""
+    """One Transformer layer in two halves, each with its own residual and norm inside.
+
+    States are [tokens, hidden]; a compiled engine also gives rows of one length as [rows, length, hidden], so features
+    must be addressed as the last dimension.
+    """
 
     cost: LayerCost
 

@@ -47,12 +47,12 @@ class PreNormRelative:
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
         """Attention half: norm, attend by content and distance, add."""
-        own, wide = self.block, queries.shape[1]
+        own, wide = self.block, queries.shape[-1]
         seen = own.attention_norm(keys)
         if queries is keys:
-            q, k, v = own.qkv(seen).chunk(3, dim=1)
+            q, k, v = own.qkv(seen).chunk(3, dim=-1)
         else:
-            k, v = F.linear(seen, own.qkv.weight[wide:], own.qkv.bias[wide:]).chunk(2, dim=1)
+            k, v = F.linear(seen, own.qkv.weight[wide:], own.qkv.bias[wide:]).chunk(2, dim=-1)
             q = F.linear(own.attention_norm(queries), own.qkv.weight[:wide], own.qkv.bias[:wide])
         dropout = own.attention_dropout if own.training else 0.0
         table = None if own.distances is None else own.distances.weight

@@ -54,7 +54,7 @@ class PreNormRotary(Narrowing):
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.layer.mlp
-        made, gate = F.linear(self.layer.mlp_norm(x), *self._rows("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=1)
+        made, gate = F.linear(self.layer.mlp_norm(x), *self._rows("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
         down = self.cut("down", own.Wo.weight, self.neurons, 1)
         y: Tensor = x + F.linear(own.drop(own.act(made) * gate), down, own.Wo.bias)
         return y

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offramp.core.layout import Ints, Layout, Plan, Scores
 from offramp.core.packed import Packed
+from offramp.core.relative import distance_scores, with_mask
 
 Named = dict[str, Tensor]
 NOBODY: Ints = np.zeros(0, dtype=np.int64)  # lengths that nobody reads while a layer is traced
@@ -56,6 +57,9 @@ class Mix:
             near = (self.position[0] - self.position[1]).abs() <= plan.window
             far = torch.zeros((), dtype=q.dtype) if mask is None else mask
             mask = torch.where(near, far, float("-inf"))
+        if plan.relative is not None:
+            at = self.position[0][:, 0, :, 0], self.position[1][:, 0, 0]
+            mask = with_mask(distance_scores((q, k), plan.relative, at), mask)
         if not plan.scores:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             return self._packed(out, query), None
