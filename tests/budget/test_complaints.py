@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offramp.budget import calibrate as module
+from offramp.budget import subject
 from offramp.budget.record import Recording
 from offramp.core.cost import HeadCost
 from offramp.model.predictor import Predictor
@@ -34,7 +35,7 @@ def warned(
     if dear:
         for ramp in model.network.ramps.values():
             ramp.cost = HeadCost(10**9, 0)
-    monkeypatch.setattr(module, "record", lambda *_: tape)
+    monkeypatch.setattr(subject, "record", lambda *_, **__: tape)
     return module.calibrate(model.network, model.model.method, data, "rows", "").warnings
 
 

@@ -123,6 +123,7 @@ class AlbertaPreTrainedModel(PreTrainedModel):
     config: AlbertaConfig
     config_class = AlbertaConfig
     base_model_prefix = "alberta"
+    _supports_sdpa = True  # whichever way of attending is asked for, distances are scored here
 
 
 class AlbertaModel(AlbertaPreTrainedModel):

@@ -36,7 +36,7 @@ class PreNormRotary(Narrowing):
     ) -> tuple[Tensor, Scores | None]:
         """Attention half: norm, rotate, attend, add."""
         own = self.layer.attn
-        weight, bias = self._rows("Wqkv", own.Wqkv, self.columns, 3)
+        weight, bias = self.stacked("Wqkv", own.Wqkv, self.columns, 3)
         if queries is keys:
             q, k, v = F.linear(self.layer.attn_norm(keys), weight, bias).chunk(3, dim=-1)
         else:
@@ -54,20 +54,13 @@ class PreNormRotary(Narrowing):
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.layer.mlp
-        made, gate = F.linear(self.layer.mlp_norm(x), *self._rows("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
+        made, gate = F.linear(self.layer.mlp_norm(x), *self.stacked("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
         down = self.cut("down", own.Wo.weight, self.neurons, 1)
         y: Tensor = x + F.linear(own.drop(own.act(made) * gate), down, own.Wo.bias)
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:
         return self.layer.attn.Wo, self.layer.mlp.Wo
-
-    def _rows(self, name: str, linear: Any, index: Tensor | None, blocks: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of a matrix that is several stacked ones, the same rows of each."""
-        if index is not None:
-            index = torch.cat([index + block * (linear.out_features // blocks) for block in range(blocks)])
-        bias = None if linear.bias is None else self.cut(f"{name} bias", linear.bias, index, 0)
-        return self.cut(f"{name} weight", linear.weight, index, 0), bias
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The layer's own parameters."""

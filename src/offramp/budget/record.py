@@ -132,7 +132,8 @@ class _Dropping(Policy):
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
         if moment in self.extras:
             s.log.append(Event("extra", layer, s.packed.rows["origin"], s.packed.lengths, s.packed.lengths))
-        return s.packed.tokens["gone"] > moment
+        gone = s.packed.tokens.get("gone")
+        return None if gone is None else gone > moment
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from offramp.parts.trace import Soft, trace
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
 HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
+NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
 SHARP = (10.0, 1e5)  # λ at the start and at the end
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
 

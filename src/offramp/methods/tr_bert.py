@@ -40,7 +40,7 @@ from offramp.parts.trace import trace
 GRID = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.55, 0.52, 0.5, 0.48, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
 SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying", replay=False, grid=GRID)
 HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
+NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
 
 
 @dataclass(frozen=True)
