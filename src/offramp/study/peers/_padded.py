@@ -39,8 +39,8 @@ class Plain(nn.Module):
         return logits
 
 
-def plain(ground: Ground, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Plain:
-    """The run folder as plain transformers opens it."""
+def plain(ground: Ground, attention: str | None = None, dtype: torch.dtype = torch.float32) -> Plain:
+    """The run folder as plain transformers opens it: with SDPA where the model has it, unless told otherwise."""
     auto = getattr(transformers, ground.auto_class)
     with quiet():
         model = auto.from_pretrained(
