@@ -49,14 +49,14 @@ class PreNormRelative(Narrowing):
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
         """Attention half: norm, attend by content and distance, add."""
-        own, (weight, bias) = self.block, self.stacked("qkv", self.block.qkv, self.columns, 3)
-        assert bias is not None, "our own blocks have one"
-        seen, wide = own.attention_norm(keys), len(weight) // 3
+        own, seen = self.block, self.block.attention_norm(keys)
+        weight, bias = self.stacked("qkv", own.qkv, self.columns, 3)
         if queries is keys:
             q, k, v = F.linear(seen, weight, bias).chunk(3, dim=-1)
         else:
-            k, v = F.linear(seen, weight[wide:], bias[wide:]).chunk(2, dim=-1)
-            q = F.linear(own.attention_norm(queries), weight[:wide], bias[:wide])
+            wide = len(weight) // 3
+            k, v = F.linear(seen, weight[wide:], None if bias is None else bias[wide:]).chunk(2, dim=-1)
+            q = F.linear(own.attention_norm(queries), weight[:wide], None if bias is None else bias[:wide])
         dropout = own.attention_dropout if own.training else 0.0
         table = None if own.distances is None else own.distances.weight
         mixed, columns = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias, table))
@@ -66,9 +66,8 @@ class PreNormRelative(Narrowing):
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.block
-        up = F.linear(own.feed_norm(x), *self.stacked("up", own.up, self.neurons, 1))
-        down = F.linear(own.activation(up), self.cut("down", own.down.weight, self.neurons, 1), own.down.bias)
-        y: Tensor = x + own.dropout(down)
+        fed = own.activation(F.linear(own.feed_norm(x), *self.stacked("up", own.up, self.neurons, 1)))
+        y: Tensor = x + own.dropout(F.linear(fed, self.cut("down", own.down.weight, self.neurons, 1), own.down.bias))
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:

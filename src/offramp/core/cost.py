@@ -74,7 +74,7 @@ def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
         tokens, keys = event.tokens.numpy(), event.keys.numpy()
         # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
         cost = row + token * tokens + (key * keys) * (tokens > 0) + pair * tokens * keys
-        spent[event.rows.numpy(force=True)] += cost  # a row is named once in an event
+        np.add.at(spent, event.rows.numpy(force=True), cost)  # a row may be named more than once
     return torch.from_numpy(spent)
 
 
