@@ -109,5 +109,5 @@ def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
     total = np.zeros(rows)
     for event in log:
         if event.what == "feed":
-            total[event.rows.numpy(force=True)] += event.tokens.numpy()
+            np.add.at(total, event.rows.numpy(force=True), event.tokens.numpy())
     return torch.from_numpy(total / depth)
