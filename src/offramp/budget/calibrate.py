@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
+from offramp.budget.decoding import decoder_candidates
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -25,7 +26,7 @@ from offramp.parts.batch import Data
 from offramp.parts.criteria import token_doubt
 from offramp.parts.exits import DoubtPolicy
 from offramp.parts.network import Network
-from offramp.parts.space import Integer, Threshold
+from offramp.parts.space import Fixed, Integer, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
@@ -128,10 +129,15 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     network.eval()
     task, subject = network.task, Subject(network, method, data)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
+    if network.decoder is not None:
+        point = _pointer(subject, None)
+        tried = [point(one) for one in ([] if isinstance(method.space, Fixed) else decoder_candidates(network, data))]
+        front = pareto(tried, point({}), task.higher_is_better)
+        return Points(task.metric, task.higher_is_better, about, front, scale=task.scale)
     if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real, loosest run
         policy = method.policy(network, method.settings())
         metrics, outcome = score(network, engines.make("torch", network.encoder), policy, data)
-        share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
+        share = float(outcome.macs.sum() / full_macs(network, data.encoded, outcome).sum())
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     space = method.space
@@ -146,10 +152,10 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
 
 def _pointer(subject: Subject, recording: Recording | None) -> Callable[[Settings], Point]:
     task, data = subject.network.task, subject.data
-    full = float(full_macs(subject.network, data.encoded).sum())
 
     def point(settings: Settings) -> Point:
         outcome = subject.run(settings, recording)
+        full = float(full_macs(subject.network, data.encoded, outcome).sum())
         metrics = task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits))
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))

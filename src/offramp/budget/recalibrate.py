@@ -56,7 +56,7 @@ def recalibrate(
 
 def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> None:
     """Refuse before any work what cannot be proven after it."""
-    if predictor.task.scores_by_loss:
+    if predictor.task.scores_by_loss or predictor.task.kind == "sequence":
         asked = f"a risk for the task {predictor.task.name}"
         raise OfframpError(asked, "a task without single answers to compare", "leave --risk out")
     risks.check(risk, confidence, len(rows) - len(rows) // 2)
@@ -76,7 +76,7 @@ def complaints(points: Points) -> list[str]:
         return ["no setting is cheaper than the full model: exits do not pay on these rows"]
     found = []
     scores = [p.score for p in points.points]
-    useful = [p for p in points.points[:-1] if not points.better(points.loosest.score - 0.02, p.score)]
+    useful = [p for p in points.points[:-1] if not points.better(points.loosest.score - 0.02 * points.scale, p.score)]
     if not useful:
         found.append("every cheaper setting loses two points or more: train longer, or pool otherwise (--set pool=…)")
     if len(set(scores[:-1])) == 1 and len(scores) > 3:
@@ -131,5 +131,6 @@ def _departures(subject: Subject, tape: Recording | None, settings: Settings) ->
     task, data = subject.network.task, subject.data
     ours, full = (subject.run(s, tape) for s in (settings, {}))
     said, meant = (task.predictions(data.rows, data.encoded, outcome.logits) for outcome in (ours, full))
-    spent = by_row(ours, data.encoded, len(data.rows))[2].sum() / full_macs(subject.network, data.encoded).sum()
+    whole = full_macs(subject.network, data.encoded, ours).sum()
+    spent = by_row(ours, data.encoded, len(data.rows))[2].sum() / whole
     return np.array(task.departures(said, meant)), float(spent)

@@ -74,7 +74,7 @@ class Decoding:
         told = self.policy.sentence_depths((self.source * real).sum(1) / lengths.to(self.source)[:, None])
         if told is None:
             return np.full(count, depth)
-        self.account.planned = True
+        self.account.planned = not self.policy.free
         return np.asarray(told.cpu().numpy().clip(1, depth))
 
     def on(self, index: Ints) -> Tensor:
@@ -159,7 +159,8 @@ class _Step:
 
     def _part(self, block: int) -> bool:
         """Those who leave here are put aside; whether nobody is left."""
-        d, scored = self.d, []
+        d = self.d
+        scored: list[Tensor] = []
 
         def logits() -> Tensor:
             if not scored:
@@ -169,7 +170,7 @@ class _Step:
 
         told = d.policy.word_depths(block, self.x, logits)
         if told is not None:
-            d.account.asked[block - 1] = True
+            d.account.asked[block - 1] = not d.policy.free
             self.depth[self.index] = told.cpu().numpy()
         stay = self.depth[self.index] > block
         if stay.all():

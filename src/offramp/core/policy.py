@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Policy:
     """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
 
-    beams: ClassVar[int] | int = 0  # hypotheses a decoder follows; 0: as many as the model's own configuration says
+    beams: int = 0  # hypotheses a decoder follows; 0: as many as the model's own configuration says
+    free: ClassVar[bool] = False  # what it says while decoding costs nothing: nobody was asked
 
     def begin(self, s: State) -> None:
         """Sees the embeddings; planned depths are written into columns here."""

@@ -1,7 +1,8 @@
 """One method, one file; the folder is the list.
 
 A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`; this module
-loads it under one typed name, so that nothing else has to know any method.
+loads it under one typed name, so that nothing else has to know any method. A file that also serves encoder–decoders
+says `DECODES = True`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offramp.errors import OfframpError
 from offramp.parts.network import Network
 from offramp.parts.space import Integer, Space, Threshold
 from offramp.parts.stage import Stage
+from offramp.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Method:
     policy: Callable[[Network, Any], Policy]
     stages: Callable[[Network, Any], list[Stage]]
     summary: str
+    decodes: bool = False  # serves tasks whose answers are said word by word: `DECODES` in the file
 
     @property
     def replays(self) -> bool:
@@ -43,14 +46,18 @@ class Method:
 
     def check(self, network: Network) -> None:
         """Refuse a task this method cannot serve."""
-        missing = self.needs - network.task.provides
-        if missing:
-            fit = [name for name in names() if get(name).needs <= network.task.provides]
+        task = network.task
+        if not self.serves(task):
+            missing = ", ".join(sorted(self.needs - task.provides))
+            given = "answers said word by word" if task.kind == "sequence" else f"a task that has no {missing}"
+            fit = [name for name in names() if get(name).serves(task)]
             raise OfframpError(
-                f"method {self.name!r} on the task {network.task.name!r}",
-                f"a task that has no {', '.join(sorted(missing))} over answers",
-                f"use one of: {', '.join(fit)}",
+                f"method {self.name!r} on the task {task.name!r}", given, f"use one of: {', '.join(fit)}"
             )
+
+    def serves(self, task: Task | type[Task]) -> bool:
+        """Whether a task has what this method needs."""
+        return self.decodes if task.kind == "sequence" else self.needs <= task.provides
 
 
 def names() -> list[str]:
@@ -75,6 +82,7 @@ def get(name: str) -> Method:
         file.Policy,
         file.stages,
         summary,
+        bool(vars(file).get("DECODES", False)),
     )
 
 

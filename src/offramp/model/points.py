@@ -49,6 +49,7 @@ class Points:
     data: dict[str, Any]  # name, rows, fingerprint
     points: tuple[Point, ...]
     guarantees: tuple[Guarantee, ...] = ()
+    scale: float = 1.0  # the best value of the metric: what may be lost is counted in shares of it
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -94,7 +95,7 @@ class Points:
         return best
 
     def _lost(self, point: Point) -> float:
-        lost = self.loosest.score - point.score
+        lost = (self.loosest.score - point.score) / self.scale
         return lost if self.higher_is_better else -lost / max(abs(self.loosest.score), 1e-9)
 
 
@@ -130,7 +131,8 @@ def load(folder: Path) -> Points:
     try:
         first, *others = (Point(**point) for point in raw["points"])
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven)
+        known = (raw["metric"], raw["higher_is_better"], raw["data"])
+        return Points(*known, (first, *others), proven, raw.get("scale", 1.0))
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

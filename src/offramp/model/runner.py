@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,22 +12,13 @@ from offramp.core import cost
 from offramp.core.loop import Engine, Heads, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.model.outcome import Array, Outcome
+from offramp.model.translate import translate_encoded
 from offramp.parts.batch import Data, batch, packed_rows
 from offramp.parts.network import Network
 from offramp.text.tokenise import Encoded
 
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What happened to each encoded row."""
-
-    logits: list[NDArray[np.float32]]  # [outputs] or [tokens, outputs]
-    exit_layer: Array
-    macs: Array
-    tokens_kept: Array
-
+__all__ = ["Array", "Outcome", "by_row", "full_macs", "metrics_by_loss", "run_encoded", "run_packed", "score"]
 
 def run_packed(
     network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None
@@ -52,6 +42,8 @@ def run_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> Outcome:
     """Rows sorted by length into batches, answers in the order given."""
+    if network.decoder is not None:
+        return translate_encoded(network, engine, policy, encoded, batch_size)
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
@@ -91,8 +83,10 @@ def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Arr
     return layers / np.bincount(owner, minlength=rows), kept, macs
 
 
-def full_macs(network: Network, encoded: Sequence[Encoded]) -> Array:
-    """What the full model would spend on each row."""
+def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome) -> Array:
+    """What the full model would spend on each row; for the same words, where words are said."""
+    if outcome.full is not None:
+        return outcome.full
     lengths = torch.tensor([len(e.ids) for e in encoded])
     return np.asarray(cost.full(network, network.depth, lengths).numpy())
 

@@ -13,6 +13,7 @@ from offramp import backbones
 from offramp.backbones import Decoder, Encoder, Head
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
+from offramp.errors import OfframpError
 from offramp.parts.heads import LexicalRamp, OffRamp, SharedRamp
 from offramp.tasks import Task
 
@@ -116,4 +117,7 @@ def network(hf: PreTrainedModel, task: Task) -> Network:
     """A bare network; a method's modules are put into `added` afterwards."""
     head = backbones.head(hf, task.auto_class)
     decoder = backbones.decoder(hf) if task.kind == "sequence" else None
+    if decoder is not None and task.vocabulary > decoder.vocabulary:
+        given = f"a tokenizer of {task.vocabulary} pieces and a model that can say {decoder.vocabulary}"
+        raise OfframpError("a model and its tokenizer", given, "use the tokenizer that the model was trained with")
     return Network(hf, backbones.encoder(hf), task, head, nn.ModuleDict(), decoder=decoder)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offramp.backbones import Decoder
+from offramp.backbones import FREE, Decoder
+from offramp.core.cost import HeadCost
 from offramp.core.decode import Speaker
 from offramp.core.decode_cost import DecoderPrices
 from offramp.core.packed import Packed
@@ -32,8 +33,13 @@ def decoder_of(network: Network) -> Decoder:
 def exits(network: Network) -> list[Any]:
     """What scores the vocabulary after each block; one and the same where exits share the model's own."""
     decoder = decoder_of(network)
-    own = network.added[OWN] if OWN in network.added else nn.ModuleDict()
-    return [own[str(n)] if str(n) in own else decoder.head for n in range(1, decoder.depth + 1)]  # type: ignore[index, operator]  # a ModuleDict
+    own: dict[str, Any] = dict(network.added[OWN].named_children()) if OWN in network.added else {}
+    return [own.get(str(block), decoder.head) for block in range(1, decoder.depth + 1)]
+
+
+def unit_of(network: Network) -> nn.Module | None:
+    """The unit that decides depths, where a method added one."""
+    return dict(network.added.items()).get(UNIT)
 
 
 def speaker(network: Network) -> Speaker:
@@ -47,10 +53,9 @@ def speaker(network: Network) -> Speaker:
 def prices(network: Network) -> DecoderPrices:
     """What decoding costs."""
     decoder = decoder_of(network)
-    unit = network.added[UNIT].cost if UNIT in network.added else None
-    row, token = (unit.row, unit.token) if unit is not None else (0.0, 0.0)  # type: ignore[union-attr]  # a HeadCost
-    costs = [block.cost for block in decoder.blocks]
-    return DecoderPrices(costs, float(decoder.hidden * decoder.vocabulary), float(row), float(token))
+    unit, costs = unit_of(network), [block.cost for block in decoder.blocks]
+    asked: HeadCost = FREE if unit is None else unit.cost  # type: ignore[assignment]  # a module attribute
+    return DecoderPrices(costs, float(decoder.hidden * decoder.vocabulary), asked.row, asked.token)
 
 
 def rules(network: Network) -> Rules:

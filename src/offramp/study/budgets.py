@@ -69,11 +69,11 @@ def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
         raise OfframpError("a curve", "a model without operating points", "give dev rows to `offramp train`")
     network, method, task = predictor.network, predictor.model.method, predictor.task
     data = Data(rows, predictor.prepare(rows))
-    recording, full = record(network, data), predictor.full_macs(data.encoded)
+    recording = record(network, data)
     found = []
     for point in predictor.points.points:
         settings = methods.configure(method.settings, point.settings, method.name)
         outcome = replay(network, recording, method.policy(network, settings))
         scores = task.metrics(rows, task.predictions(rows, data.encoded, outcome.logits))
-        found.append(Spot(float(outcome.macs.sum()) / full, scores[task.metric]))
+        found.append(Spot(float(outcome.macs.sum()) / predictor.full_macs(data.encoded, outcome), scores[task.metric]))
     return found

@@ -50,7 +50,7 @@ def answer_stream(
             done.rows += len(chunk)
             done.cut += len({e.example for e in encoded if e.cut})
             done.macs += float(outcome.macs.sum())
-            done.full += predictor.full_macs(encoded)
+            done.full += predictor.full_macs(encoded, outcome)
     return done
 
 

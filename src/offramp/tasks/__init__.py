@@ -36,6 +36,7 @@ class Task(ABC):
     kind: ClassVar[Literal["row", "token", "sequence"]]  # logits [rows, C], packed [tokens, C]; or words are said
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     pipeline: ClassVar[str]  # what the hub calls such models
+    vocabulary: int = 0  # pieces of the tokenizer, of tasks that must know
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
@@ -96,7 +97,7 @@ class Task(ABC):
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         """Token ids; one `Encoded` a row in order, or several with the same `example` (windows)."""
 
-    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:
+    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:  # noqa: B027  # most do not
         """Refuse rows that turn out unusable only as token ids; most tasks cut them instead."""
 
     @abstractmethod

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from offramp import tasks
-from offramp.errors import OfframpError
 from offramp.tasks import Reduction, Row, Rows, _loss, _texts
 from offramp.tasks._bleu import corpus_bleu
 from offramp.text.tokenise import Encoded
@@ -64,7 +63,7 @@ class Task(tasks.Task):
             if len(lacking) == 1:
                 given = f"an unpaired sentence: {lacking[0]!r} is {'empty' if lacking[0] in row else 'missing'}"
                 columns = f"; columns found: {', '.join(row)}" if lacking[0] not in row else ""
-                fix = f"give every {SOURCE!r} its {TARGET!r} (other names: --column {lacking[0]}=NAME), or remove the row"
+                fix = f"give each {SOURCE!r} its {TARGET!r} (another name: --column {lacking[0]}=NAME), or drop the row"
                 raise _texts.wrong(source, number, given + columns, fix)
         _texts.check(rows, names, source)
 
@@ -154,9 +153,3 @@ def _ids(tokenizer: Tokenizer, texts: list[str], side: str) -> list[tuple[int, .
     made = tokenizer(**{side: texts}, return_attention_mask=False, verbose=False)["input_ids"]
     return [tuple(ids) for ids in made]
 
-
-def check_vocabulary(task: tasks.Task, vocabulary: int) -> None:
-    """Refuse a tokenizer that knows pieces which the model cannot say."""
-    if isinstance(task, Task) and task.vocabulary > vocabulary:
-        given = f"a tokenizer of {task.vocabulary} pieces and a model that can say {vocabulary}"
-        raise OfframpError("a model and its tokenizer", given, "use the tokenizer that the model was trained with")

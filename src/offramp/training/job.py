@@ -21,6 +21,7 @@ from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import read_json, replacing, unwritable, write_json, write_text
 from offramp.model.folder import Loaded
+from offramp.model.fresh import build, is_configuration
 from offramp.model.points import Points
 from offramp.parts.batch import Data
 from offramp.parts.stage import Stage
@@ -97,8 +98,8 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     _check_free(Path(job.out), force)
     rows = rows_of(job)
     recipe = _recipe(job, rows)
-    model = _build(job, method, options, rows.task)
-    train_data, dev_data = _encode(model, rows.train), _encode(model, rows.dev)
+    model = _build(job, method, options, rows)
+    train_data, dev_data = _encode(model, rows.train, job.train), _encode(model, rows.dev, rows.dev_name)
     partial = _claim(Path(job.out), recipe, force)
     say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
     trainer = Trainer(model.network, job.schedule, partial, say)
@@ -111,18 +112,23 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     return Finished(model, points, progress.log)
 
 
-def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
-    """The network to train: from a pretrained model, or from an earlier run's fine-tuned weights."""
+def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
+    """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
     source, base = job.init or job.model, job.model
     theirs = folders.about(job.init) if job.init else None
-    folders.check_backbone(source)
-    tokenizer = folders.load_tokenizer(source)
-    task = task.with_tokenizer(tokenizer)
-    if theirs is not None:
-        _same_answers(theirs, task, source)
-        base = theirs["base_model"]  # --model only names what the first run started from
-    torch.manual_seed(job.schedule.seed)
-    hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+    if is_configuration(source):
+        torch.manual_seed(job.schedule.seed)
+        hf, tokenizer = build(source, rows.task, rows.train)
+        task, fresh = rows.task.with_tokenizer(tokenizer), frozenset[str]()
+    else:
+        folders.check_backbone(source)
+        tokenizer = folders.load_tokenizer(source)
+        task = rows.task.with_tokenizer(tokenizer)
+        if theirs is not None:
+            _same_answers(theirs, task, source)
+            base = theirs["base_model"]  # --model only names what the first run started from
+        torch.manual_seed(job.schedule.seed)
+        hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options, fresh)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
     return Loaded(net, tokenizer, method, options, longest, base)
@@ -149,8 +155,10 @@ def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
         )
 
 
-def _encode(model: Loaded, rows: list[dict[str, Any]]) -> Data:
-    return Data(rows, model.network.task.encode(model.tokenizer, rows, model.max_length))
+def _encode(model: Loaded, rows: list[dict[str, Any]], source: str) -> Data:
+    encoded = model.network.task.encode(model.tokenizer, rows, model.max_length)
+    model.network.task.check_encoded(encoded, model.max_length, source)
+    return Data(rows, encoded)
 
 
 def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
