@@ -1,13 +1,14 @@
 """Thresholds for a decoder: thousands of draws replayed on one recording, the best BLEU of every segment of cost.
 
 The recording is made under teacher forcing: after every block, how doubtful each word of the references is and whether
-the likeliest piece is the right one. A draw of thresholds then says where each word would leave and which words would be
+the likeliest piece is the right one. A draw of thresholds then says where each word would leave and which would be
 right; BLEU is taken over n-grams that are right in place, which is exact arithmetic on an approximation of decoding.
 What wins a segment is decoded for real afterwards, and only that result is kept.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,7 @@ def draw(table: WordTable, count: int, seed: int = 0) -> Array:
 def best_per_segment(cost: Array, bleu: Array, segments: int = SEGMENTS) -> list[int]:
     """The draw of best BLEU in every equal slice of the range of cost, cheapest first."""
     edges = np.linspace(cost.min(), cost.max() * (1 + 1e-9), segments + 1)
-    slices = [np.flatnonzero((cost >= low) & (cost < high)) for low, high in zip(edges, edges[1:], strict=False)]
+    slices = [np.flatnonzero((cost >= low) & (cost < high)) for low, high in itertools.pairwise(edges)]
     return [int(part[np.lexsort((cost[part], -bleu[part]))[0]]) for part in slices if len(part)]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offramp.core.decode_cost import Account, Ints
-from offramp.core.memory import Asked, Projections, Source, Words, look
+from offramp.core.memory import Asked, Projections, Source, Words, look, put
 from offramp.core.policy import Policy
 
 CROWD = 0.75  # rows are taken out of memory when no more than this share of them still goes on
@@ -70,7 +70,7 @@ class Decoding:
     def _planned(self, lengths: Tensor) -> Ints:
         """The depth of every sentence."""
         depth, count = len(self.speaker.blocks), self.source.shape[0]
-        real = self.mask[:, 0, 0, :, None] if self.mask is not None else 1.0
+        real = self.mask[:, 0, 0, :, None].exp() if self.mask is not None else 1.0
         told = self.policy.sentence_depths((self.source * real).sum(1) / lengths.to(self.source)[:, None])
         if told is None:
             return np.full(count, depth)
@@ -130,7 +130,7 @@ class _Step:
     def __init__(self, d: Decoding, x: Tensor, rows: Tensor | None) -> None:
         self.d, self.x, self.rows, self.index = d, x, rows, d.going
         self.depth = d.plan.copy()
-        self.said: dict[int, tuple[Ints, Tensor]] = {}  # depth → rows that left there and what the exit said of them
+        self.said: dict[int, Tensor] = {}  # depth → what the exit there said of the rows that left
 
     def run(self) -> None:
         """Through the blocks, fewer and fewer rows."""
@@ -139,7 +139,7 @@ class _Step:
             self._pass(block)
             if block < last and self._part(block):
                 return
-        d.states[self._where(), d.time] = self.x
+        put(d.states, d.time, self.index, self.x)
 
     def _pass(self, number: int) -> None:
         d, x, time, total = self.d, self.x, self.d.time, len(self.d.sentence)
@@ -147,12 +147,12 @@ class _Step:
         wide = x.shape[1]
         projected = block.project(x)
         lag = words.catch_up(block, d.states, time, self.index)
-        words.write(time, self.rows, projected[:, wide:])
+        words.write(time, self.index, projected[:, wide:])
         keys, values = words.keys.narrow(2, 0, time + 1), words.values.narrow(2, 0, time + 1)
         x = block.settle(x, look(projected[:, :wide], keys, values, Asked(self.rows, total)))
         fresh = seen.meet(block, d.source, d.place[self.index])
-        if lag.any():
-            np.add.at(d.account.copied[number - 1], d.sentence[self.index], lag)
+        if lag is not None:
+            d.account.copied[number - 1] += np.bincount(d.sentence[self.index], lag, len(d.account.source)).astype(int)
         if len(fresh):
             d.account.met[number - 1, d.sentence[fresh * d.beams]] = 1
         self.x = block.finish(x, look(block.ask(x), seen.keys, seen.values, Asked(self.rows, total, d.mask)))
@@ -175,21 +175,15 @@ class _Step:
         stay = self.depth[self.index] > block
         if stay.all():
             return False
-        everybody = not stay.any()
-        gone = slice(None) if everybody else self.d.on((~stay).nonzero()[0])
+        put(d.states, d.time, self.index, self.x)  # those who stay write again further up
         self.depth[self.index[~stay]] = block
         if scored:
-            self.said[block] = (self.index[~stay], scored[0][gone])
-        d.states[self._where() if everybody else self.d.on(self.index[~stay]), d.time] = self.x[gone]
-        if everybody:
+            self.said[block] = scored[0] if not stay.any() else scored[0][d.on(np.flatnonzero(~stay))]
+        if not stay.any():
             return True
-        kept = self.d.on(stay.nonzero()[0])
-        self.x, self.index = self.x.index_select(0, kept), self.index[stay]
-        self.rows = self.d.on(self.index)
+        self.x, self.index = self.x.index_select(0, d.on(np.flatnonzero(stay))), self.index[stay]
+        self.rows = d.on(self.index)
         return False
-
-    def _where(self) -> Tensor | slice:
-        return slice(None) if self.rows is None else self.rows
 
     def answers(self) -> Tensor:
         """Scores over the vocabulary, each row's from the exit where its word left."""  # [rows going on, vocabulary]
@@ -201,7 +195,7 @@ class _Step:
         for block in np.unique(depth):
             mine = d.going[depth == block]
             if block in self.said:
-                part = self.said[block][1]
+                part = self.said[block]
             else:
                 part = exits[block - 1](d.states[self.d.on(mine), d.time])
             if len(mine) == len(d.going):
@@ -214,4 +208,6 @@ class _Step:
 
 def _padding(lengths: Tensor, wide: int) -> Tensor | None:
     real = torch.arange(wide, device=lengths.device)[None, :] < lengths[:, None]
-    return None if bool(real.all()) else real[:, None, None, :]
+    if bool(real.all()):
+        return None
+    return torch.zeros(real.shape, device=real.device).masked_fill(~real, -torch.inf)[:, None, None, :]

@@ -42,25 +42,24 @@ class Words:
         apart = both.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         self.keys, self.values = apart[0], apart[1]  # [rows, heads, words, width] each, views
 
-    def catch_up(self, block: Projections, states: Tensor, time: int, rows: Ints) -> Ints:
-        """Project what left below before now; how many words that were for each of these rows."""
-        lag = time - self.filled[rows]
-        if lag.any():
-            first = int(self.filled[rows[0]])
-            if len(rows) == len(self.filled) and (lag == lag[0]).all():
-                self.both[:, first:time] = block.copied(states[:, first:time])
-            else:
-                row, place = (torch.from_numpy(x).to(states.device) for x in _spans(rows, self.filled[rows], lag))
-                self.both[row, place] = block.copied(states[row, place])
+    def catch_up(self, block: Projections, states: Tensor, time: int, rows: Ints) -> Ints | None:
+        """Project what left below before now; how many words that were for each of these rows (None: no word)."""
+        filled = self.filled[rows]
         self.filled[rows] = time + 1
+        lag = time - filled
+        if not lag.any():
+            return None
+        if len(rows) == len(self.filled) and (lag == lag[0]).all():
+            first = int(filled[0])
+            self.both[:, first:time] = block.copied(states[:, first:time])
+        else:
+            index = torch.from_numpy(_spans(rows * self.both.shape[1] + filled, lag)).to(states.device)
+            self.both.flatten(0, 1).index_copy_(0, index, block.copied(states.flatten(0, 1).index_select(0, index)))
         return lag
 
-    def write(self, time: int, rows: Tensor | None, both: Tensor) -> None:
+    def write(self, time: int, rows: Ints, both: Tensor) -> None:
         """Keys and values of the word being computed."""
-        if rows is None:
-            self.both[:, time] = both
-        else:
-            self.both[rows, time] = both
+        put(self.both, time, rows, both)
 
     def grow(self) -> None:
         """Twice the room."""
@@ -90,10 +89,13 @@ class Source:
         """Project the source of sentences that never came here; which of them were new."""
         if self.whole:
             return sentences[:0]
-        fresh = np.unique(sentences[~self.met[sentences]])
+        fresh = sentences[~self.met[sentences]]
+        if not len(fresh):
+            return fresh
+        fresh = np.unique(fresh)  # beams of one sentence
         if len(fresh) == len(self.met):
             self._hold(block.source(states))
-        elif len(fresh):
+        else:
             if not self.both.numel():
                 self._hold(states.new_zeros(*states.shape[:2], 2 * states.shape[2]))
             index = torch.from_numpy(fresh).to(states.device)
@@ -115,16 +117,20 @@ class Asked(NamedTuple):
 
     rows: Tensor | None
     total: int
-    mask: Tensor | None = None  # [sentences, 1, 1, places], True = look
+    mask: Tensor | None = None  # [sentences, 1, 1, places], −∞ where there is nothing to see
 
 
 def look(query: Tensor, keys: Tensor, values: Tensor, asked: Asked) -> Tensor:
     """Attention of single words: one a row over its own words, or all beams of a sentence over one source.
 
-    `query` is [n, hidden], `keys` and `values` [sentences or rows, heads, places, width] stand for all rows: where only
-    some have a query the others look too and nobody listens, which costs less than gathering what the few remember.
+    `query` is [n, hidden], `keys` and `values` [sentences or rows, heads, places, width] stand for all rows. Where few
+    have a query, what they remember is gathered; where most have one, the others look too and nobody listens.
     """
     rows, total, mask = asked
+    if rows is not None and total == keys.shape[0] and 2 * rows.shape[0] <= total:
+        keys, values = keys.index_select(0, rows), values.index_select(0, rows)
+        mask = None if mask is None else mask.index_select(0, rows)
+        rows, total = None, rows.shape[0]
     owners, heads, _, width = keys.shape
     if rows is not None:
         query = query.new_zeros(total, query.shape[1]).index_copy_(0, rows, query)
@@ -138,8 +144,15 @@ def look(query: Tensor, keys: Tensor, values: Tensor, asked: Asked) -> Tensor:
     return seen if rows is None else seen.index_select(0, rows)  # [n, hidden]
 
 
-def _spans(rows: Ints, first: Ints, lag: Ints) -> tuple[Ints, Ints]:
-    """Row and place of every missing word, where row r lacks `lag` words from `first` on."""
-    before = np.repeat(lag.cumsum() - lag, lag)
-    place = np.arange(len(before)) - before + np.repeat(first, lag)
-    return np.repeat(rows, lag), place
+def put(memory: Tensor, time: int, rows: Ints, values: Tensor) -> None:
+    """Values of some rows (or of all) at one position of [rows, words, wide]."""
+    if len(rows) == memory.shape[0]:
+        memory[:, time] = values
+    else:
+        index = torch.from_numpy(rows * memory.shape[1] + time).to(values.device)
+        memory.flatten(0, 1).index_copy_(0, index, values)
+
+
+def _spans(first: Ints, lag: Ints) -> Ints:
+    """All places from each `first` on, as many as each lacks, one after the other."""
+    return np.arange(int(lag.sum())) + np.repeat(first - lag.cumsum() + lag, lag)
