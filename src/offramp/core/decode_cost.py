@@ -74,7 +74,7 @@ def decoder_macs(account: Account, prices: DecoderPrices) -> Floats:
     """MACs of the decoder for every sentence."""
     time, owner, depth = account.words
     count = len(account.source)
-    total = np.full(count, prices.sentence if account.planned else 0.0)
+    total = np.full(count, float(prices.sentence) if account.planned else 0.0)
     ever = np.zeros(len(owner), dtype=bool)  # words whose last answer came from a vocabulary scored on the way
     for block, cost in enumerate(prices.blocks, 1):
         here = depth >= block
