@@ -130,7 +130,7 @@ def look(query: Tensor, keys: Tensor, values: Tensor, asked: Asked) -> Tensor:
     if rows is not None and total == keys.shape[0] and 2 * rows.shape[0] <= total:
         keys, values = keys.index_select(0, rows), values.index_select(0, rows)
         mask = None if mask is None else mask.index_select(0, rows)
-        rows, total = None, rows.shape[0]
+        total, rows = rows.shape[0], None
     owners, heads, _, width = keys.shape
     if rows is not None:
         query = query.new_zeros(total, query.shape[1]).index_copy_(0, rows, query)

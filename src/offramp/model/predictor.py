@@ -130,7 +130,7 @@ class Predictor:
             answer["macs"] = int(macs)
         return answers
 
-    def full_macs(self, encoded: Sequence[Encoded], outcome: Outcome) -> float:
+    def full_macs(self, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> float:
         """What the full model would spend on these rows together."""
         return float(full_macs(self.network, encoded, outcome).sum())
 

@@ -83,9 +83,9 @@ def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Arr
     return layers / np.bincount(owner, minlength=rows), kept, macs
 
 
-def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome) -> Array:
+def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> Array:
     """What the full model would spend on each row; for the same words, where words are said."""
-    if outcome.full is not None:
+    if outcome is not None and outcome.full is not None:
         return outcome.full
     lengths = torch.tensor([len(e.ids) for e in encoded])
     return np.asarray(cost.full(network, network.depth, lengths).numpy())

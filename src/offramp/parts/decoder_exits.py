@@ -27,47 +27,50 @@ from offramp.parts.speaking import OWN, UNIT, Taught, decoder_of, exits, unit_of
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """How exits of a decoder are built and trained; fixed once trained."""
+    """How exits and the units that choose among them are built and trained; fixed once trained."""
 
-    exits: Literal["confidence", "sequence", "multinomial", "geometric"] = "geometric"
+    form: Literal["multinomial", "geometric", "threshold", "sequence"] = "geometric"  # sequence: decoders only
     oracle: Literal["correctness", "likelihood"] = "correctness"
-    penalty: float = 0.1  # λ: what an exit must be worth more than the one below
-    sigma: float = 0.0  # σ: how far a word's neighbours have a say
-    alpha: float = 0.1  # how much the loss of the exit unit counts beside that of the words
-    regime: Literal["aligned", "mixed"] = "aligned"
-    samples: int = 3  # M: exit sequences drawn for a batch in the mixed regime
-    weights: Literal["uniform", "index"] = "uniform"  # ω of the aligned regime
-    tied: bool = True  # all exits share the model's vocabulary; else each below the last has its own
-    smoothing: float = 0.1  # of labels
+    penalty: float = 0.1  # λ: what a layer more must be worth
+    sigma: float = 0.0  # smoothing over neighbouring words; 0: none
+    training: Literal["aligned", "mixed"] = "aligned"
+    samples: int = 3  # mixed: exit sequences drawn for a batch
+    alpha: float = 1.0  # weight of the units' loss
+    detach: bool = False  # units do not pull on the model
+    together: bool = False  # units learn from the start, in one stage
+    weights: Literal["index", "uniform"] = "uniform"
+    tied: bool = True  # decoders: all exits share the model's vocabulary; else each below the last has its own
+    smoothing: float = 0.1  # decoders: of labels
     head_lr: float = 2e-3
 
     def __post_init__(self) -> None:
         for name, fine, fix in (
             ("penalty", self.penalty >= 0.0, "0 or more, e.g. 0.1"),
-            ("sigma", self.sigma >= 0.0, "0 (none) or more, e.g. 1"),
-            ("alpha", self.alpha >= 0.0, "0 or more, e.g. 0.1"),
-            ("samples", self.samples >= 1, "1 or more, e.g. 3"),
+            ("sigma", self.sigma >= 0.0, "0 or more, e.g. 1"),
+            ("samples", self.samples >= 1, "1 or more"),
+            ("alpha", self.alpha > 0.0, "a number above 0, e.g. 1"),
             ("smoothing", 0.0 <= self.smoothing < 1.0, "0 up to below 1, e.g. 0.1"),
             ("head_lr", 0.0 < self.head_lr < 1.0, "e.g. 0.002"),
         ):
             if not fine:
-                raise OfframpError("exits of a decoder", f"{name}={getattr(self, name)}", f"use {fix}")
+                raise OfframpError("options of depth_adaptive", f"{name}={getattr(self, name)}", f"use {fix}")
 
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """A word leaves at the first block where doubt is below the threshold; 0 never leaves early."""
+    """Stop where the doubt that one should is below the threshold; 0 never stops early."""
 
     threshold: float = 0.0
-    thresholds: tuple[float, ...] = ()  # one for every block but the last, in place of the one
-    argmax: bool = False  # sequence and multinomial: the likeliest depth, as published, in place of any threshold
-    depth: int = 0  # every word leaves after this block, whatever anybody says; 0: they decide
-    beams: int = 0  # hypotheses; 0: as many as the model's generation configuration says
+    argmax: bool = False  # multinomial, sequence: stop at the likeliest exit (encoders: if the threshold is above 0)
+    thresholds: tuple[float, ...] = ()  # decoders: one for every block but the last, in place of the one
+    depth: int = 0  # decoders: every word leaves after this block, whatever anybody says; 0: they decide
+    beams: int = 0  # decoders: hypotheses; 0: as many as the model's generation configuration says
 
     def __post_init__(self) -> None:
         for value in (self.threshold, *self.thresholds):
             if not 0.0 <= value <= 1.0:
-                raise OfframpError("a doubt threshold", f"threshold={value}", "use 0 (never leave early) up to 1")
+                given, fix = f"threshold={value}", "use 0 (never stop early) up to 1, e.g. 0.5"
+                raise OfframpError("a threshold on the doubt about stopping", given, fix)
         for name in ("depth", "beams"):
             if getattr(self, name) < 0:
                 raise OfframpError(f"a number of {name}", f"{name}={getattr(self, name)}", "use 0 (as it is), 1, 2, …")
@@ -85,11 +88,11 @@ def decoder_modules(network: Network, options: DecoderOptions) -> nn.ModuleDict:
     """The unit that decides, and vocabularies of the exits where they do not share one."""
     decoder = decoder_of(network)
     made = nn.ModuleDict()
-    if options.exits == "sequence":
+    if options.form == "sequence":
         made[UNIT] = SentenceUnit(decoder.hidden, decoder.depth)
-    elif options.exits == "multinomial":
+    elif options.form == "multinomial":
         made[UNIT] = Multinomial(decoder.hidden, decoder.depth)
-    elif options.exits == "geometric":
+    elif options.form == "geometric":
         made[UNIT] = Geometric(decoder.hidden, decoder.depth)
     if not options.tied:
         names = [str(block) for block in range(1, decoder.depth)]
@@ -178,7 +181,7 @@ def decoder_policy(network: Network, settings: DecoderSettings) -> Policy:
     unit = unit_of(network)
     if settings.argmax and not isinstance(unit, Multinomial):
         given = "argmax=true for exits that decide block by block"
-        raise OfframpError("the likeliest depth", given, "use it with exits=multinomial or sequence, or a threshold")
+        raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
     if isinstance(unit, Geometric):
         return GeometricPolicy(network, settings)
     if isinstance(unit, SentenceUnit):

@@ -145,6 +145,8 @@ class Deciding(Stage):
 
     def _exit_loss(self, taught: Taught, made: Marks) -> Tensor:
         o, unit = self.options, self.network.added[UNIT]
+        if o.detach:
+            taught = taught.detached()
         worth = made.right.float() if o.oracle == "correctness" else -made.misses
         if isinstance(unit, SentenceUnit):
             return multinomial_loss(unit(taught.source.mean()), row_oracle(worth, taught.lengths, o.penalty))
@@ -168,11 +170,12 @@ def plain_stages(network: Network, head_lr: float) -> list[Stage]:
 def decoder_stages(network: Network, options: DecoderOptions) -> list[Stage]:
     """All exits, then the unit that decides, if there is one to learn."""
     weights = tuple(exit_weights([*range(network.depth)], options.weights))
-    given = (network, options.regime, options.head_lr)
-    if options.regime == "mixed":
+    given = (network, options.training, options.head_lr)
+    if options.training == "mixed":
         first: Speaking = Mixed(*given, True, weights=weights, smoothing=options.smoothing, samples=options.samples)
     else:
         first = Speaking(*given, True, weights=weights, smoothing=options.smoothing)
-    if options.exits == "confidence":
+    if options.form == "threshold":
         return [first]
-    return [first, Deciding(network, "exit", options.head_lr, before=first, options=options)]
+    second = Deciding(network, "exits and halting", options.head_lr, before=first, options=options)
+    return [second] if options.together else [first, second]

@@ -88,6 +88,11 @@ class Taught:
     targets: Tensor  # [words]
     lengths: Tensor  # [rows] words, on the CPU
 
+    def detached(self) -> Taught:
+        """The same without a way back."""
+        source = self.source.with_states(self.source.states.detach())
+        return Taught(source, [states.detach() for states in self.words], self.targets, self.lengths)
+
 
 @dataclass(frozen=True)
 class Lesson:
