@@ -139,8 +139,9 @@ class Task(tasks.Task):
 
     def _foreign(self, target: Sequence[int]) -> bool:
         """Whether the vocabulary knows nothing of a target."""
-        content = [piece for piece in target if piece != self._tokenizer.eos_token_id]
-        return bool(content) and all(piece == self._tokenizer.unk_token_id for piece in content)
+        unknown = self._tokenizer.unk_token_id
+        content = [piece for piece in target if piece == unknown or piece not in self._tokenizer.all_special_ids]
+        return bool(content) and all(piece == unknown for piece in content)
 
     @property
     def _tokenizer(self) -> Tokenizer:
