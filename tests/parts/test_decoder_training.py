@@ -66,6 +66,15 @@ def test_aligned_is_the_weighted_mean_over_exits() -> None:
     assert isinstance(index, Speaking) and index.weights == (0.1, 0.2, 0.3, 0.4)
 
 
+@pytest.mark.parametrize("kind", tiny.SEQ2SEQ)
+def test_low_precision_changes_little(kind: str) -> None:
+    net, _ = made(kind=kind)
+    stage = Speaking(net, weights=(0.0, 0.0, 0.0, 1.0), smoothing=0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = loss_of(stage, some())
+    assert low == pytest.approx(loss_of(stage, some()), rel=0.02) and low != loss_of(stage, some())
+
+
 def test_mixed_answers_at_the_drawn_exits_from_copied_states() -> None:
     net, _ = made("threshold")
     batch = some()

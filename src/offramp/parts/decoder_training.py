@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.core.packed import Packed
@@ -31,6 +30,7 @@ from offramp.parts.oracles import (
 )
 from offramp.parts.speaking import IGNORED, UNIT, Lesson, Taught, decoder_of, exits
 from offramp.parts.stage import Backward, Stage
+from offramp.parts.word_loss import word_loss
 
 SMOOTHING = 0.1
 
@@ -48,13 +48,11 @@ def marks(network: Network, taught: Taught, smoothing: float, wanted: Sequence[i
     """Score the vocabulary after each of these blocks."""
     losses, misses, right = [], [], []
     for block in wanted:
-        logits = exits(network)[block - 1](taught.words[block - 1]).float()
-        loss = F.cross_entropy(logits, taught.targets, label_smoothing=smoothing)
+        scores = exits(network)[block - 1](taught.words[block - 1])
+        loss, missed = word_loss(scores, taught.targets, smoothing)
         losses.append(loss)
-        with torch.no_grad():
-            said = logits.gather(1, taught.targets[:, None]).squeeze(1)
-            misses.append(logits.logsumexp(-1) - said)
-            right.append(logits.argmax(-1) == taught.targets)
+        misses.append(missed)
+        right.append(scores.argmax(-1) == taught.targets)
     return Marks(losses, torch.stack(misses), torch.stack(right))
 
 
@@ -98,18 +96,18 @@ class Mixed(Speaking):
         for _ in range(self.samples):
             leave = torch.randint(1, self.network.depth + 1, targets.shape, device=targets.device)
             taught = lesson.taught(source, leave)
-            logits = self._said(taught.words[-1], leave[targets != IGNORED])
-            total = total + F.cross_entropy(logits, taught.targets, label_smoothing=self.smoothing)
+            scores = self._said(taught.words[-1], leave[targets != IGNORED])
+            total = total + word_loss(scores, taught.targets, self.smoothing)[0]
         return total / self.samples
 
     def _said(self, words: Tensor, leave: Tensor) -> Tensor:
         scores = exits(self.network)
         if all(one is scores[0] for one in scores):
-            logits: Tensor = scores[0](words)
-            return logits.float()
+            said: Tensor = scores[0](words)
+            return said
         parts = [(leave == block).nonzero().squeeze(1) for block in range(1, self.network.depth + 1)]
-        said = [scores[b](words.index_select(0, part)).float() for b, part in enumerate(parts)]
-        return torch.cat(said).index_select(0, torch.cat(parts).argsort())
+        each = [scores[b](words.index_select(0, part)) for b, part in enumerate(parts)]
+        return torch.cat(each).index_select(0, torch.cat(parts).argsort())
 
 
 @dataclass
