@@ -41,19 +41,20 @@ class Marks:
 
     loss: list[Tensor]  # per exit, mean over words, labels smoothed
     misses: Tensor  # [exits, words] −log p of the right piece, no gradient
-    right: Tensor  # [exits, words] whether it was the likeliest
+    right: Tensor  # [exits, words] whether it was the likeliest; empty where nobody asked
 
 
-def marks(network: Network, taught: Taught, smoothing: float, wanted: Sequence[int]) -> Marks:
-    """Score the vocabulary after each of these blocks."""
+def marks(network: Network, taught: Taught, smoothing: float, wanted: Sequence[int], judged: bool = True) -> Marks:
+    """Score the vocabulary after each of these blocks; whether words are right costs one more look at it."""
     losses, misses, right = [], [], []
     for block in wanted:
         scores = exits(network)[block - 1](taught.words[block - 1])
         loss, missed = word_loss(scores, taught.targets, smoothing)
         losses.append(loss)
         misses.append(missed)
-        right.append(scores.argmax(-1) == taught.targets)
-    return Marks(losses, torch.stack(misses), torch.stack(right))
+        if judged:
+            right.append(scores.detach().gather(1, taught.targets[:, None]).squeeze(1) >= scores.detach().amax(1))
+    return Marks(losses, torch.stack(misses), torch.stack(right) if right else torch.empty(0))
 
 
 @dataclass
@@ -76,11 +77,11 @@ class Speaking(Stage):
 
     def words_loss(self, lesson: Lesson, source: Packed) -> Tensor:
         """What the words lose."""
-        return self._weighed(lesson.taught(source))[0]
+        return self._weighed(lesson.taught(source), judged=False)[0]
 
-    def _weighed(self, taught: Taught) -> tuple[Tensor, Marks]:
+    def _weighed(self, taught: Taught, judged: bool) -> tuple[Tensor, Marks]:
         wanted = [block for block, weight in enumerate(self.weights, 1) if weight > 0.0]
-        made = marks(self.network, taught, self.smoothing, wanted)
+        made = marks(self.network, taught, self.smoothing, wanted, judged)
         return torch.stack([self.weights[b - 1] * loss for b, loss in zip(wanted, made.loss, strict=True)]).sum(), made
 
 
@@ -130,7 +131,7 @@ class Deciding(Stage):
             with torch.no_grad():
                 made = marks(self.network, taught, 0.0, range(1, self.network.depth + 1))
         else:
-            words, made = self.before._weighed(taught)
+            words, made = self.before._weighed(taught, judged=True)
         leaving = self._exit_loss(taught, made)
         loss = words + self.options.alpha * leaving
         backward(loss)
