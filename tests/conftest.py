@@ -8,7 +8,7 @@ import pytest
 
 from offramp import engines
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests import runs, speaking
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +40,9 @@ def every_task(base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         kind: runs.train(base, tmp_path_factory.mktemp(kind), method, kind, schedule=quick)
         for kind, method in methods.items()
     }
+
+
+@pytest.fixture(scope="session")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished `depth_adaptive` run on a translation task that it has learned. Read only."""
+    return speaking.train(tmp_path_factory.mktemp("spoken"))

@@ -28,6 +28,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "electra": {"embedding_size": 16},
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2},
 }
+SEQ2SEQ = ("bart", "marian")  # encoder–decoders
+SPEAKING = {
+    "vocab_size": 97,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "bos_token_id": None,
+    "forced_eos_token_id": None,
+}
 DISTILBERT_HAS = {"vocab_size", "max_position_embeddings", "pad_token_id"}
 BACKBONES = sorted(CONFIGS)
 AUTO = {
@@ -48,6 +65,19 @@ def model(backbone: str, auto_class: str = AUTO["classification"], seed: int = 0
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
+    return net.eval()
+
+
+def speaker(backbone: str, seed: int = 0, **config: Any) -> Any:
+    """A tiny random encoder–decoder that says many different things."""
+    made = transformers.AutoConfig.for_model(backbone, **{**SPEAKING, **config})
+    torch.manual_seed(seed)
+    net = transformers.AutoModelForSeq2SeqLM.from_config(made)
+    sinusoids = "marian"  # whose positions are no parameters
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if backbone != sinusoids or "embed_positions" not in name:
+                parameter.add_(torch.randn_like(parameter) * (0.25 if "attn" in name else 0.1))
     return net.eval()
 
 

@@ -24,7 +24,8 @@ def states_of(encoder: backbones.Encoder, ids: list[list[int]]) -> torch.Tensor:
 
 
 def test_the_table_of_tiny_models_is_whole() -> None:
-    assert {backbones.find(kind).__name__.split(".")[-1] for kind in tiny.BACKBONES} == set(backbones.names())
+    kinds = [*tiny.BACKBONES, *tiny.SEQ2SEQ]
+    assert {backbones.find(kind).__name__.split(".")[-1] for kind in kinds} == set(backbones.names())
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [9, 9, 9], [40]])

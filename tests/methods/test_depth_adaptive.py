@@ -15,7 +15,7 @@ from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.methods.depth_adaptive import Options, Policy, Settings
+from offramp.methods.depth_adaptive import EncoderPolicy, Options, Policy, Settings
 from offramp.model import folder
 from offramp.parts.batch import Batch, Data, batch, packed_rows
 from offramp.parts.halting import Oracle, Pass, halting_loss, right_exits, through
@@ -182,7 +182,7 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
     assert not any(grads[0]) and all(grads[1])
 
 
-class Asking(Policy):
+class Asking(EncoderPolicy):
     """Notes the reasons."""
 
     def leave(self, layer: int, s: State) -> Tensor | None:

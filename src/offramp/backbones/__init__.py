@@ -1,7 +1,8 @@
 """Hugging Face parameters by reference → an `Encoder` of half-layers. One file per family; the folder is the list.
 
-A backbone file exports `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head`. Files whose
-name starts with an underscore are shared pieces.
+A backbone file exports `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head`; one that has a
+head for `AutoModelForSeq2SeqLM` also `decoder(model) -> Decoder`. Files whose name starts with an underscore are shared
+pieces.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from offramp.backbones._narrow import Narrowing as Narrowing
 from offramp.core.attention import Layout, Scores
 from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.decode import Ready
+from offramp.core.decode_cost import BlockCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 
@@ -63,6 +66,38 @@ class Encoder:
     def depth(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+
+class Block(Protocol):
+    """One decoder block: whole sentences at once while training, word by word at run time."""
+
+    cost: BlockCost
+
+    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+        """[rows, words, hidden], each word seeing those before it, over [rows, tokens, hidden]; `mask` [rows, 1, 1,
+        tokens] is True where the source is real."""
+
+    def ready(self) -> Ready:
+        """The block for the step loop, its parameters as they are now."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The decoder of an encoder–decoder; shares parameters with the Hugging Face model it came from."""
+
+    embed: Callable[[Tensor, Tensor], Tensor]  # ids and their positions → states
+    blocks: Sequence[Block]
+    head: Callable[[Tensor], Tensor]  # states → scores over the vocabulary
+    hidden: int
+    heads: int
+    positions: int  # the longest sentence it can say
+    vocabulary: int
+    fixed: frozenset[str] = frozenset()  # parameters of the model that are never trained
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -124,6 +159,12 @@ def head(model: PreTrainedModel, auto_class: str) -> Head:
             f"a {model.config.model_type} model, whose backbone file has none",
             "pick another task or backbone, or add the head to the backbone file",
         )
+    return made
+
+
+def decoder(model: PreTrainedModel) -> Decoder:
+    """The decoder of a model that has a head for `AutoModelForSeq2SeqLM`."""
+    made: Decoder = find(model.config.model_type).decoder(model)
     return made
 
 

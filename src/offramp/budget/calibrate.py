@@ -15,6 +15,7 @@ import numpy as np
 
 from offramp import engines, methods
 from offramp.budget.complaints import complaints
+from offramp.budget.decoding import decoder_candidates
 from offramp.budget.folds import dependable, earned, part
 from offramp.budget.record import Recording
 from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits
@@ -23,7 +24,7 @@ from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Data
 from offramp.parts.network import Network
-from offramp.parts.space import Lengths, Product, Threshold
+from offramp.parts.space import Fixed, Lengths, Product, Threshold
 
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
 ENOUGH = 1000  # rows for a first look at lengths
@@ -36,10 +37,16 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     network.eval()
     task, subject = network.task, Subject(network, method, data)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
+    if network.decoder is not None:  # sentences cannot be replayed: what they say next hangs on what they said
+        point = pointer(subject, None)
+        tried = [point(one) for one in ([] if isinstance(method.space, Fixed) else decoder_candidates(network, data))]
+        front = pareto(tried, point({}), task.higher_is_better)
+        found = Points(task.metric, task.higher_is_better, about, front, scale=task.scale)
+        return replace(found, warnings=complaints(network, None, tried, found))
     if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real, loosest run
         policy = method.policy(network, method.settings())
         metrics, outcome = score(network, engines.make("torch", network.encoder), policy, data)
-        share = float(outcome.macs.sum() / full_macs(network, data.encoded).sum())
+        share = float(outcome.macs.sum() / full_macs(network, data.encoded, outcome).sum())
         only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
         return Points(task.metric, task.higher_is_better, about, (only,))
     recording = subject.record()

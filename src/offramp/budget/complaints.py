@@ -15,10 +15,12 @@ ONE, MIXED = 0.99, 0.95  # an exit gives one answer from this share of all on, w
 TOO_MUCH = 0.02  # of the metric
 
 
-def complaints(network: Network, recording: Recording, tried: Sequence[Point], points: Points) -> tuple[str, ...]:
+def complaints(
+    network: Network, recording: Recording | None, tried: Sequence[Point], points: Points
+) -> tuple[str, ...]:
     """In the order of their causes: bad heads, nobody leaves, leaving is dear, leaving is wrong."""
     found = []
-    if bad := collapsed(network, recording):
+    if recording is not None and (bad := collapsed(network, recording)):
         which = f"off-ramp{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
         cure = "train longer, with a smaller head_lr, or pool otherwise (--set pool=…)"
         found.append(f"{which}: (nearly) one and the same answer to every row, the head has collapsed: {cure}")
@@ -29,7 +31,8 @@ def complaints(network: Network, recording: Recording, tried: Sequence[Point], p
         why = "the heads cost more than leaving early saves" if early else "no row ever leaves early"
         found.append(f"no setting is cheaper than the full model: {why}")
     elif all(points.lost(p) > TOO_MUCH for p in points.points[:-1]):
-        found.append("every cheaper setting loses two points or more: train longer, or pool otherwise (--set pool=…)")
+        cure = "train longer" if network.decoder else "train longer, or pool otherwise (--set pool=…)"
+        found.append(f"every cheaper setting loses two points or more: {cure}")
     return tuple(found)
 
 

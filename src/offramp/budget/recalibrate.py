@@ -49,6 +49,9 @@ def recalibrate(
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
         _check_provable(predictor, rows, risk, confidence)
+    if wish is not None and network.decoder is not None:
+        given = f"the task {predictor.task.name!r}, whose time hangs on how much is said"
+        raise OfframpError("answers within a time", given, "leave --latency out, and choose by --budget")
     recipe = folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, risk)
     name = "/".join(Path(source).parts[-2:])
@@ -73,7 +76,7 @@ def recalibrate(
 
 def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> None:
     """Refuse before any work what cannot be proven after it."""
-    if predictor.task.scores_by_loss:
+    if predictor.task.scores_by_loss or predictor.task.kind == "sequence":
         asked = f"a risk for the task {predictor.task.name}"
         raise OfframpError(asked, "a task without single answers to compare", "leave --risk out")
     risks.check(risk, confidence, len(rows) - len(rows) // 2)

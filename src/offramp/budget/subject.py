@@ -56,7 +56,8 @@ class Subject:
         if recording is not None:
             return replay(self.network, recording, policy)
         engine = engines.make("torch", self.network.encoder)
-        return run_encoded(self.network, engine, Both(self.under, policy), self.data.encoded)
+        whole = policy if self.network.decoder is not None else Both(self.under, policy)  # no pair decodes
+        return run_encoded(self.network, engine, whole, self.data.encoded)
 
     def given(self, settings: Settings) -> Subject:
         """The exits of a pair while its length method runs at these settings."""
@@ -142,8 +143,8 @@ def pointer(
     """What a setting does on the subject's rows: replayed if there is a recording, else for real. `answers` are those
     of the full model, from which settings depart; by default what the loosest setting says."""
     task, data = subject.network.task, subject.data
-    full = float(full_macs(subject.network, data.encoded).sum())
-    meant = answers or subject.predictions(subject.run({}, recording))
+    single = subject.network.decoder is None  # sentences are scored together: no departure, no error of their own
+    meant = (answers or subject.predictions(subject.run({}, recording))) if single else []
 
     def point(settings: Settings) -> Point:
         outcome = subject.run(settings, recording)
@@ -151,7 +152,8 @@ def pointer(
         score = task.metrics(data.rows, said)[task.metric]
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
-        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5
+        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5 if single else 0.0
+        full = float(full_macs(subject.network, data.encoded, outcome).sum())
         return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
 
     return point

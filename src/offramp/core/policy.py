@@ -1,8 +1,9 @@
-"""What a method may say while the loop runs: four moments, each doing nothing by default."""
+"""What a method may say while the loop runs: four moments, each doing nothing by default; two more while decoding."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 class Policy:
     """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
+
+    beams: int = 0  # hypotheses a decoder follows; 0: as many as the model's own configuration says
+    free: ClassVar[bool] = False  # what it says while decoding costs nothing: nobody was asked
 
     def wants_anything(self, depth: int) -> bool:
         """Whether any moment is used at all; where not, an engine may run everything at once."""
@@ -57,6 +61,14 @@ class Policy:
     def why(self, layer: int, s: State) -> str:
         """What `leave` looked at for the first row, in words, for people; asked only after `leave` was."""
         return ""
+
+    def sentence_depths(self, source: Tensor) -> Tensor | None:
+        """Decoders, before the first word, from the mean encoder state of each sentence [sentences, hidden]: how many
+        blocks its words go through ([sentences], None = all)."""
+
+    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+        """Decoders, after a block, of the words still going: how many blocks each goes through ([words]; a depth up to
+        this block leaves now; None = as said before). `logits()` is what the exit here says, computed once, counted."""
 
 
 class Both(Policy):

@@ -2,9 +2,9 @@
 
 A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`, and may
 export `prepare(network, options)`, which is called once a trained model is loaded; this module loads it under one typed
-name, so that nothing else has to know any method. A method that lets rows leave may export `objective(options)`, by
-which its exits learn; a method that drops tokens lets its `stages` take one. Any such two are a method as well,
-`length+depth`: tokens leave and rows leave.
+name, so that nothing else has to know any method. A file that also serves encoder–decoders says `DECODES = True`. A
+method that lets rows leave may export `objective(options)`, by which its exits learn; a method that drops tokens lets
+its `stages` take one. Any such two are a method as well, `length+depth`: tokens leave and rows leave.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from offramp.parts.network import Network
 from offramp.parts.regimes import Objective
 from offramp.parts.space import Integer, Product, Space, Threshold
 from offramp.parts.stage import Stage
+from offramp.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Method:
     objective: Callable[[Any], Objective] | None = None  # from options: how the exits of a depth method learn
     drops: bool = False  # a length method, whose stages take such an objective
     pair: Pair | None = None
+    decodes: bool = False  # serves tasks whose answers are said word by word: `DECODES` in the file
 
     @property
     def replays(self) -> bool:
@@ -54,14 +56,18 @@ class Method:
 
     def check(self, network: Network) -> None:
         """Refuse a task this method cannot serve."""
-        missing = self.needs - network.task.provides
-        if missing:
-            fit = [name for name in names() if get(name).needs <= network.task.provides]
+        task = network.task
+        if not self.serves(task):
+            missing = ", ".join(sorted(self.needs - task.provides))
+            given = "answers said word by word" if task.kind == "sequence" else f"a task without: {missing}"
+            fit = [name for name in names() if get(name).serves(task)]
             raise OfframpError(
-                f"method {self.name!r} on the task {network.task.name!r}",
-                f"a task without: {', '.join(sorted(missing))}",
-                f"use one of: {', '.join(fit)}",
+                f"method {self.name!r} on the task {task.name!r}", given, f"use one of: {', '.join(fit)}"
             )
+
+    def serves(self, task: Task | type[Task]) -> bool:
+        """Whether a task has what this method needs."""
+        return self.decodes if task.kind == "sequence" else self.needs <= task.provides
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ def get(name: str) -> Method:
         vars(file).get("prepare", Method.prepare),
         vars(file).get("objective"),
         "objective" in signature(file.stages).parameters,
+        decodes=bool(vars(file).get("DECODES", False)),
     )
 
 

@@ -1,15 +1,18 @@
-"""Depth-Adaptive Transformer (Elbayad et al. 2020) on encoders: a halting unit learns from an oracle where to stop.
+"""Depth-Adaptive Transformer (Elbayad et al. 2020): a halting unit learns from an oracle how deep to go, word by word.
 
-What it does: an off-ramp after every layer, all trained alike (`aligned`) or along sampled exits with missing states
+What it does: an exit after every layer, all trained alike (`aligned`) or along sampled exits with missing states
 copied up (`mixed`); then a unit is taught where to stop by an oracle that knows the answer: the exit that is right, or
 most likely to be, minus λ a layer, for single words smoothed over their neighbours by σ. Forms: `multinomial` plans
 the exit after layer 1, `geometric` says stop or go on after every layer, `threshold` has no unit and trusts the exit's
-own confidence. Rows have one depth, read from the mean of their tokens; words of a tagger each their own, and a word
-that stopped is copied upward. `form=multinomial` is the halting-unit baseline of Faster-DAT.
-Modifications from the paper: made for encoders; the last exit is the model's own head; α, never given there, is 1; a
-knob for every form: a row stops where the doubt that it should is below the threshold (1 − χ; for `multinomial` the
-probability of needing more layers, or with `argmax=true` the paper's most likely exit; for `threshold` 1 − the largest
-probability); 0.5 is the paper's setting of `geometric`; a unit of its own at every exit.
+own confidence, `sequence` plans a sentence from its source. Translation, for which it was made: every word said leaves
+the decoder where it may (parts/decoder_exits.py). Encoders: rows have one depth, read from the mean of their tokens;
+words of a tagger each their own, and a word that stopped is copied upward. `form=multinomial` is the halting-unit
+baseline of Faster-DAT.
+Modifications from the paper: encoders too; the last exit is the model's own head, and in decoders all exits share it
+unless `tied=false`; α, never given there, is 1; a knob for every form: stop where the doubt that one should is below
+the threshold (1 − χ; for `multinomial` and `sequence` the probability of needing more layers, or with `argmax=true` the
+paper's most likely exit; for `threshold` 1 − the largest probability); 0.5 is the paper's setting of `geometric`; on
+encoders a unit of its own at every exit.
 Relations: token_exit is the threshold form with windows; BERxiT's unit guesses how wrong an exit is, not where to stop.
 """
 
@@ -27,9 +30,10 @@ from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
 from offramp.parts.criteria import row_hesitation, whole_words
+from offramp.parts.decoder_exits import DecoderOptions, DecoderSettings, decoder_modules, decoder_policy
+from offramp.parts.decoder_training import decoder_stages
 from offramp.parts.exits import ExitOptions, exit_weights, ramps
 from offramp.parts.halting import (
-    Form,
     Halting,
     Oracle,
     Pass,
@@ -48,54 +52,25 @@ GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
 SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID)
 HF_EQUAL = True
 NEEDS = ("wrongness",)
+DECODES = True
+Settings = DecoderSettings
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Stop where the doubt that one should is below the threshold; 0 never stops early."""
-
-    threshold: float = 0.0
-    argmax: bool = False  # multinomial: stop at the most likely exit, whatever the threshold above 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            given, fix = f"threshold={self.threshold}", "use 0 (never stop early) up to 1, e.g. 0.5"
-            raise OfframpError("a threshold on the doubt about stopping", given, fix)
-
-
-@dataclass(frozen=True)
-class Options:
+class Options(DecoderOptions):
     """How exits and halting units are built and trained; fixed once trained."""
 
-    form: Form = "geometric"
-    level: Literal["auto", "row", "word"] = "auto"  # auto: words where each has an answer (tagging), else rows
-    oracle: Literal["correctness", "likelihood"] = "correctness"
-    penalty: float = 0.1  # λ: what a layer more must be worth
-    sigma: float = 0.0  # smoothing over neighbouring words; 0: none
-    training: Literal["aligned", "mixed"] = "aligned"
-    samples: int = 3  # mixed: exit sequences drawn for a batch
-    alpha: float = 1.0  # weight of the units' loss
-    detach: bool = False  # units do not pull on the model
-    together: bool = False  # units learn from the start, in one stage
-    pool: Pool = "meanmax"
-    weights: Literal["index", "uniform"] = "uniform"
-    head_lr: float = 2e-3
-
-    def __post_init__(self) -> None:
-        for name, fine, fix in (
-            ("penalty", self.penalty >= 0.0, "0 or more, e.g. 0.1"),
-            ("sigma", self.sigma >= 0.0, "0 or more, e.g. 1"),
-            ("samples", self.samples >= 1, "1 or more"),
-            ("alpha", self.alpha > 0.0, "a number above 0, e.g. 1"),
-            ("head_lr", 0.0 < self.head_lr < 1.0, "e.g. 0.002"),
-        ):
-            if not fine:
-                raise OfframpError("options of depth_adaptive", f"{name}={getattr(self, name)}", f"use {fix}")
+    level: Literal["auto", "row", "word"] = "auto"  # encoders; auto: words where each has an answer, else rows
+    pool: Pool = "meanmax"  # encoders
 
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """An off-ramp after every layer, and the units of the form."""
+    if network.decoder is not None:
+        return decoder_modules(network, options)
     task = network.task
+    if options.form == "sequence":
+        raise OfframpError("a depth read from the source", f"the task {task.name!r}", "it is for translation")
     if options.form == "threshold" and "distribution" not in task.provides:
         given = "answers without probabilities"
         raise OfframpError(f"confidence on the task {task.name!r}", given, "say --set form=geometric or multinomial")
@@ -107,10 +82,18 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
     return nn.ModuleDict({"ramps": ramps(network, ExitOptions(pool=options.pool, ramp0=False)), "extra": units})
 
 
-class Policy(policy.Policy):
+def Policy(network: Network, settings: Settings) -> policy.Policy:
+    """Of the decoder where there is one, else of the encoder."""
+    return EncoderPolicy(network, settings) if network.decoder is None else decoder_policy(network, settings)
+
+
+class EncoderPolicy(policy.Policy):
     """A row, or a word, stops at the first exit where there is little doubt that it should."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
+        if settings.thresholds or settings.depth or settings.beams:
+            asked = "settings of depth_adaptive on an encoder"
+            raise OfframpError(asked, "thresholds, depth or beams", "those are for translation; give a threshold")
         self.units, self.exits = _units(network), frozenset(network.ramps)
         self.task, self.final, self.settings = network.task, network.encoder.final, settings
 
@@ -206,6 +189,8 @@ def _units(network: Network) -> Halting:
 
 def stages(network: Network, options: Options) -> list[Stage]:
     """The exits, then the exits and the units that choose among them."""
+    if network.decoder is not None:
+        return decoder_stages(network, options)
     lr, units = options.head_lr, options.form != "threshold"
     first = [] if units and options.together else [Adaptive(network, "exits", lr, options=options, halting=False)]
     second = [Adaptive(network, "exits and halting", lr, options=options, halting=True)] if units else []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from offramp.core import policy
+from offramp.parts.decoder_training import plain_stages
 from offramp.parts.network import Network
 from offramp.parts.space import Fixed
 from offramp.parts.stage import Stage
@@ -18,6 +19,7 @@ from offramp.parts.stage import Stage
 SPACE = Fixed()
 HF_EQUAL = True
 NEEDS: tuple[str, ...] = ()
+DECODES = True
 
 
 @dataclass(frozen=True)
@@ -45,5 +47,7 @@ class Policy(policy.Policy):
 
 
 def stages(network: Network, options: Options) -> list[Stage]:
-    """One: fine-tune."""
+    """One: fine-tune, or for a task that says sentences teach them word by word."""
+    if network.decoder is not None:
+        return plain_stages(network, options.head_lr)
     return [Stage(network, head_lr=options.head_lr)]

@@ -78,6 +78,7 @@ class Points:
     guarantees: tuple[Guarantee, ...] = ()
     warnings: tuple[str, ...] = ()  # what calibration noticed
     latencies: tuple[Latency, ...] = ()
+    scale: float = 1.0  # the best value of the metric: what may be lost is counted in shares of it
 
     def better(self, a: float, b: float) -> bool:
         """Whether score `a` beats score `b`."""
@@ -137,8 +138,9 @@ class Points:
         return best
 
     def lost(self, point: Point) -> float:
-        """What a point loses of the full model's score; of a loss (lower is better) the part it grows by."""
-        lost = self.loosest.score - point.score
+        """What a point loses of the full model's score, as a share of the best value there is; of a loss (lower is
+        better) the part it grows by."""
+        lost = (self.loosest.score - point.score) / self.scale
         return lost if self.higher_is_better else -lost / max(abs(self.loosest.score), 1e-9)
 
 
@@ -206,7 +208,8 @@ def load(folder: Path) -> Points:
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
         noticed = tuple(raw.get("warnings", ()))
         timed = tuple(Latency(**one) for one in raw.get("latencies", ()))
-        return Points(raw["metric"], raw["higher_is_better"], raw["data"], (first, *others), proven, noticed, timed)
+        known = (raw["metric"], raw["higher_is_better"], raw["data"])
+        return Points(*known, (first, *others), proven, noticed, timed, raw.get("scale", 1.0))
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

@@ -117,7 +117,7 @@ class Predictor:
 
     def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
         """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary."""
-        rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 else CHUNK)
+        rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
         while chunk := list(itertools.islice(rows, size)):
             yield chunk
 
@@ -136,7 +136,9 @@ class Predictor:
     def prepare(self, rows: Sequence[Row], source: str = "the input") -> list[Encoded]:
         """Rows → token ids."""
         self.task.check_inputs(rows, source)
-        return self.task.encode(self.model.tokenizer, rows, self.model.max_length)
+        encoded = self.task.encode(self.model.tokenizer, rows, self.model.max_length)
+        self.task.check_encoded(encoded, self.model.max_length, source)
+        return encoded
 
     def run(self, encoded: Sequence[Encoded], settings: Any, batch_size: int = 32) -> Outcome:
         """Token ids → logits, exits and costs."""
@@ -153,9 +155,9 @@ class Predictor:
             answer["macs"] = int(macs)
         return answers
 
-    def full_macs(self, encoded: Sequence[Encoded]) -> float:
+    def full_macs(self, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> float:
         """What the full model would spend on these rows together."""
-        return float(full_macs(self.network, encoded).sum())
+        return float(full_macs(self.network, encoded, outcome).sum())
 
     @property
     def about(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,23 +12,15 @@ from offramp.core import cost
 from offramp.core.loop import Engine, Heads, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.model.outcome import Array, Outcome
+from offramp.model.translate import translate_encoded
 from offramp.model.watch import tell
 from offramp.parts.batch import Data, batch, packed_rows
 from offramp.parts.network import Network
 from offramp.text.tokenise import Encoded
 
-Array = NDArray[np.float64]
+__all__ = ["Array", "Outcome", "by_row", "full_macs", "metrics_by_loss", "run_encoded", "run_packed", "score"]
 USUAL, MOST = 64, 8  # tokens of a row that batch sizes are told for; how many times more short ones may be
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What happened to each encoded row."""
-
-    logits: list[NDArray[np.float32]]  # [outputs] or [tokens, outputs]
-    exit_layer: Array
-    macs: Array
-    tokens_kept: Array
 
 
 def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None) -> Outcome:
@@ -52,6 +43,8 @@ def run_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> Outcome:
     """Rows sorted by length into batches, answers in the order given."""
+    if network.decoder is not None:
+        return translate_encoded(network, engine, policy, encoded, batch_size)
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
     done = 0
@@ -111,8 +104,10 @@ def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Arr
     return layers / np.bincount(owner, minlength=rows), kept, macs
 
 
-def full_macs(network: Network, encoded: Sequence[Encoded]) -> Array:
-    """What the full model, with nothing cut off, would spend on each row."""
+def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> Array:
+    """What the full model, with nothing cut off, would spend on each row; for the same words, where words are said."""
+    if outcome is not None and outcome.full is not None:
+        return outcome.full
     lengths = torch.tensor([len(e.ids) for e in encoded])
     return np.asarray(cost.full(network.uncut, network.depth, lengths).numpy())
 

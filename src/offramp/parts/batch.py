@@ -65,6 +65,27 @@ def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch
     return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
 
 
+def grouped(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:
+    """Encoded rows of an epoch in batches of `size`, drawn anew for every seed, always the same number of batches.
+
+    Sentences to be said lie side by side in training, so those are grouped by length: `size` rows of mean length make a
+    batch, more short ones, fewer long ones.
+    """
+    total, make = len(data.encoded), torch.Generator().manual_seed(seed)
+    order = torch.randperm(total, generator=make).tolist()
+    if task.kind != "sequence":
+        return [order[start : start + size] for start in range(0, total, size)]
+    weight = [len(e.ids) + len(e.target) for e in data.encoded]
+    order.sort(key=weight.__getitem__)  # stable: the draw decides among equals
+    room = max(1, size * sum(weight) // max(1, total))
+    groups: list[list[int]] = [[]]
+    for row in order:
+        if groups[-1] and (len(groups[-1]) + 1) * weight[row] > room:
+            groups.append([])
+        groups[-1].append(row)
+    return [groups[i] for i in torch.randperm(len(groups), generator=make).tolist()]
+
+
 def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
     """Which word each token belongs to; where words have answers, mark their first piece: there the answer stands."""
     packed = packed.with_tokens(word=torch.tensor([word for e in encoded for word in e.words]))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from offramp import backbones
-from offramp.backbones import Encoder, Head, Narrowing
+from offramp.backbones import Decoder, Encoder, Head, Narrowing
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
+from offramp.errors import OfframpError
 from offramp.parts.heads import LexicalRamp, OffRamp, SharedRamp
 from offramp.tasks import Task
 
@@ -30,6 +31,7 @@ class Network:
     last: Head
     added: nn.ModuleDict  # a method's modules; exits under `ramps`, by layer; `last` replaces the model's own head
     fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
+    decoder: Decoder | None = None  # of sequence tasks: exits and depth are then the decoder's
 
     @property
     def per_token(self) -> bool:
@@ -43,8 +45,8 @@ class Network:
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
-        return self.encoder.depth
+        """Number of layers that a method may save: the encoder's, or the decoder's blocks where there is one."""
+        return self.encoder.depth if self.decoder is None else self.decoder.depth
 
     @property
     def ramps(self) -> dict[int, OffRamp | LexicalRamp | SharedRamp]:
@@ -126,4 +128,9 @@ class Network:
 
 def network(hf: PreTrainedModel, task: Task) -> Network:
     """A bare network; a method's modules are put into `added` afterwards."""
-    return Network(hf, backbones.encoder(hf), task, backbones.head(hf, task.auto_class), nn.ModuleDict())
+    head = backbones.head(hf, task.auto_class)
+    decoder = backbones.decoder(hf) if task.kind == "sequence" else None
+    if decoder is not None and task.vocabulary > decoder.vocabulary:
+        given = f"a tokenizer of {task.vocabulary} pieces and a model that can say {decoder.vocabulary}"
+        raise OfframpError("a model and its tokenizer", given, "use the tokenizer that the model was trained with")
+    return Network(hf, backbones.encoder(hf), task, head, nn.ModuleDict(), decoder=decoder)

@@ -70,11 +70,11 @@ def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
     network, method, task = predictor.network, predictor.model.method, predictor.task
     data = Data(rows, predictor.prepare(rows))
     loosest = method.policy(network, method.settings())
-    recording, full = record(network, data, policy=loosest), predictor.full_macs(data.encoded)
+    recording = record(network, data, policy=loosest)
     found = []
     for point in predictor.points.points:
         settings = methods.configure(method.settings, point.settings, method.name)
         outcome = replay(network, recording, method.policy(network, settings))
         scores = task.metrics(rows, task.predictions(rows, data.encoded, outcome.logits))
-        found.append(Spot(float(outcome.macs.sum()) / full, scores[task.metric]))
+        found.append(Spot(float(outcome.macs.sum()) / predictor.full_macs(data.encoded, outcome), scores[task.metric]))
     return found

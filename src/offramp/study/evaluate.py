@@ -119,7 +119,7 @@ def compute_of(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, 
     return {
         "macs": {
             "mean": round(float(macs.mean())),
-            "share_of_full": round(float(macs.sum()) / predictor.full_macs(data.encoded), 6),
+            "share_of_full": round(float(macs.sum()) / predictor.full_macs(data.encoded, outcome), 6),
         },
         "mean_exit_layer": round(float(layers.mean()), 4),
         "exit_histogram": {str(layer): exits.get(layer, 0) for layer in range(predictor.network.depth + 1)},

@@ -113,6 +113,9 @@ class _Watch(policy.Policy):
 
 def explain(predictor: Predictor, name: str, inputs: Sequence[str], settings: Any) -> Explanation:
     """The story of one input at `settings` and, for comparison, at every operating point."""
+    if predictor.network.decoder is not None:
+        fix = "`offramp predict` gives every piece with the exit that said it"
+        raise OfframpError("a story of layers", f"the task {predictor.task.name!r}, which says words", fix)
     row = _row(predictor, inputs)
     encoded = predictor.prepare([row], "the input")
     if len(encoded) != 1:

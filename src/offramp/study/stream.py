@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from offramp.errors import OfframpError
 from offramp.model.files import replacing
 from offramp.model.predictor import Predictor
 from offramp.text.read import stream
@@ -38,19 +39,22 @@ def answer_stream(
     batch_size: int,
     columns: Mapping[str, str],
 ) -> Done:
-    """Predictions for every row of a file or standard input."""
-    done = Done()
+    """Predictions for every row of a file or standard input; into a .txt file their texts alone."""
+    done, plain = Done(), output is not None and output.endswith(".txt")
+    if plain and predictor.task.outputs != 0:  # answers of a vocabulary are texts
+        raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
     rows, name = stream(source, columns=columns), "standard input" if source == "-" else source
     with _sink(output) as sink:
         for chunk in predictor.chunks(rows, batch_size):
             encoded = predictor.prepare(chunk, f"{name}, counted from row {done.rows + 1}" if done.rows else name)
             outcome = predictor.run(encoded, settings, batch_size)
             for answer in predictor.finish(chunk, encoded, outcome):
-                sink.write(json.dumps(answer, ensure_ascii=False, default=_plain) + "\n")
+                whole = json.dumps(answer, ensure_ascii=False, default=_plain)
+                sink.write((answer["text"].replace("\n", " ") if plain else whole) + "\n")
             done.rows += len(chunk)
             done.cut += len({e.example for e in encoded if e.cut})
             done.macs += float(outcome.macs.sum())
-            done.full += predictor.full_macs(encoded)
+            done.full += predictor.full_macs(encoded, outcome)
     return done
 
 

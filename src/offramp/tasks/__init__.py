@@ -33,11 +33,13 @@ class Task(ABC):
     """What the trainer and the predictor know of a task; implementations are frozen dataclasses."""
 
     name: ClassVar[str]
-    kind: ClassVar[Literal["row", "token"]]  # logits [rows, C], or packed [tokens, C]
+    kind: ClassVar[Literal["row", "token", "sequence"]]  # logits [rows, C], packed [tokens, C]; or words are said
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     pipeline: ClassVar[str]  # what the hub calls such models
     target: ClassVar[str] = "label"  # the column that rows to predict on may lack; "" if there is none
+    vocabulary: int = 0  # pieces of the tokenizer, of tasks that must know
     higher_is_better: ClassVar[bool] = True  # of `metric`
+    scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
     departs_whole: ClassVar[bool] = False  # departures are 0 or 1, never in between
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness"})  # what methods may ask
@@ -95,6 +97,9 @@ class Task(ABC):
     @abstractmethod
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         """Token ids; one `Encoded` a row in order, or several with the same `example` (windows)."""
+
+    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:  # noqa: B027  # most do not
+        """Refuse rows that turn out unusable only as token ids; most tasks cut them instead."""
 
     @abstractmethod
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], Any]:

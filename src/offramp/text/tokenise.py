@@ -32,6 +32,7 @@ class Encoded:
     words: list[int]  # index of the word, through both texts of a pair; -1 for special tokens; see encode_windows
     offsets: list[tuple[int, int]]  # characters of the context, for windows only
     cut: int  # tokens that truncation removed
+    target: tuple[int, ...] = ()  # the sentence to be said, for tasks that say one
 
 
 def limit(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,8 +19,9 @@ from offramp.methods import Method
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
-from offramp.model.files import read_json, replacing, unwritable, write_json, write_text
+from offramp.model.files import replacing, write_text
 from offramp.model.folder import Loaded
+from offramp.model.fresh import build, is_configuration
 from offramp.model.points import Points
 from offramp.parts.batch import Data
 from offramp.parts.stage import Stage
@@ -29,6 +29,7 @@ from offramp.tasks import Task
 from offramp.text import read as reading
 from offramp.text.tokenise import limit as length_limit
 from offramp.training import checkpoint
+from offramp.training.claim import check_free, claim
 from offramp.training.trainer import Schedule, Trainer
 
 Say = Callable[..., None]
@@ -110,15 +111,16 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     """Train a method and write its model folder; resumes if the same job was interrupted."""
     method = methods.get(job.method)
     options = methods.configure(method.options, dict(job.options), method.name)
-    _check_free(Path(job.out), force)
+    check_free(Path(job.out), force)
     rows = rows_of(job)
     recipe = _recipe(job, rows)
-    model = _build(job, method, options, rows.task)
+    model = _build(job, method, options, rows)
     stages = _stages(job, model)
     if not rows.labelled and any(stage.labels for stage in stages):
         rows.task.check(rows.train, job.train)  # says which column is missing
-    train_data, dev_data = replace(_encode(model, rows.train), labelled=rows.labelled), _encode(model, rows.dev)
-    partial = _claim(Path(job.out), recipe, force)
+    train_data = replace(_encode(model, rows.train, job.train), labelled=rows.labelled)
+    dev_data = _encode(model, rows.dev, rows.dev_name)
+    partial = claim(Path(job.out), recipe, force)
     say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
     trainer = Trainer(model.network, job.schedule, partial, say)
     progress = trainer.fit(stages, train_data, dev_data)
@@ -132,18 +134,23 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     return Finished(model, points, progress.log)
 
 
-def _build(job: Job, method: Method, options: Any, task: Task) -> Loaded:
-    """The network to train: from a pretrained model, or from an earlier run's fine-tuned weights."""
+def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
+    """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
     source, base = job.init or job.model, job.model
     theirs = folders.about(job.init) if job.init else None
-    folders.check_backbone(source)
-    tokenizer = folders.load_tokenizer(source)
-    task = task.with_tokenizer(tokenizer)
-    if theirs is not None:
-        _same_answers(theirs, task, source)
-        base = theirs["base_model"]  # --model only names what the first run started from
-    torch.manual_seed(job.schedule.seed)
-    hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+    if is_configuration(source):
+        torch.manual_seed(job.schedule.seed)
+        hf, tokenizer = build(source, rows.task, rows.train)
+        task, fresh = rows.task.with_tokenizer(tokenizer), frozenset[str]()
+    else:
+        folders.check_backbone(source)
+        tokenizer = folders.load_tokenizer(source)
+        task = rows.task.with_tokenizer(tokenizer)
+        if theirs is not None:
+            _same_answers(theirs, task, source)
+            base = theirs["base_model"]  # --model only names what the first run started from
+        torch.manual_seed(job.schedule.seed)
+        hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options, fresh)
     if job.init is None:
         folders.carry_over(net, method, source)
@@ -172,8 +179,10 @@ def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
         )
 
 
-def _encode(model: Loaded, rows: list[dict[str, Any]]) -> Data:
-    return Data(rows, model.network.task.encode(model.tokenizer, rows, model.max_length))
+def _encode(model: Loaded, rows: list[dict[str, Any]], source: str) -> Data:
+    encoded = model.network.task.encode(model.tokenizer, rows, model.max_length)
+    model.network.task.check_encoded(encoded, model.max_length, source)
+    return Data(rows, encoded)
 
 
 def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
@@ -183,50 +192,6 @@ def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
     train, dev = reading.fingerprint(job.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
     return {**made, **marks, "offramp": __version__}
-
-
-def _check_free(out: Path, force: bool) -> None:
-    """Nothing stands in `out`, or it may be replaced. Says so before any work is done."""
-    if not out.name:
-        raise OfframpError("a folder for the run", f"--out {out}", "give a new folder, e.g. --out runs/first")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (force and folders.is_run(out)):
-        raise OfframpError(
-            f"to write the run {out}",
-            "a finished run there" if folders.is_run(out) else "something else there",
-            "choose another --out" + (", or say --force to replace it" if folders.is_run(out) else ""),
-        )
-
-
-def _claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
-    """The folder to work in, beside `out`; an unfinished run of another job is never overwritten unless forced."""
-    partial = folders.working_folder(out)
-    if int(os.environ.get("RANK", "0")) != 0:
-        return partial
-    same = (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") == recipe
-    if not same and not force and (partial / checkpoint.FILE).is_file():
-        raise OfframpError(
-            f"to train in {partial}",
-            "an unfinished run with other settings or data",
-            "run its own command again, choose another --out, or say --force to start over",
-        )
-    if not same or (force and not _sound(partial)):
-        shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(partial, error) from error
-    write_json(partial / "recipe.json", recipe)
-    return partial
-
-
-def _sound(partial: Path) -> bool:
-    try:
-        checkpoint.read_progress(partial)
-        for best in partial.glob("stage-*/best.safetensors"):
-            checkpoint.look(best)
-    except OfframpError:
-        return False
-    return True
 
 
 def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: dict[str, Any]) -> None:

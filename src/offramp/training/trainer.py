@@ -24,7 +24,7 @@ from torch import Tensor
 from offramp import engines
 from offramp.core.policy import Policy
 from offramp.model.runner import full_macs, score
-from offramp.parts.batch import Batch, Data, batch
+from offramp.parts.batch import Batch, Data, batch, grouped
 from offramp.parts.network import Network
 from offramp.parts.stage import Stage
 from offramp.training import checkpoint
@@ -100,15 +100,13 @@ class Trainer:
         """One pass over the rows, from the step an earlier attempt reached."""
         stage.mode()
         stage.at(progress.epoch, self.schedule.epochs, progress.step)
-        size, total = self.schedule.batch_size, len(train.encoded)
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(self._seed(progress, -1))).tolist()
-        steps = -(-total // size)
+        groups = grouped(self.network.task, train, self.schedule.batch_size, self._seed(progress, -1))
+        steps = len(groups)
         saved = time.monotonic()
         for step in range(progress.step, steps):
             started = time.monotonic()
-            ids = order[step * size : (step + 1) * size]
             stage.reached((progress.epoch + step / steps) / self.schedule.epochs)
-            loss = self._step(stage, train, ids, progress, optimisers, steps)
+            loss = self._step(stage, train, groups[step], progress, optimisers, steps)
             progress.step, progress.loss_sum = step + 1, progress.loss_sum + loss
             progress.seconds += time.monotonic() - started
             self.report(stage=stage.name, epoch=progress.epoch, step=step + 1, steps=steps,
@@ -139,7 +137,7 @@ class Trainer:
         logged, items = torch.zeros((), device=self.network.device), 0
         if mine:
             made = batch(self.network.task, train, mine, self._seed(progress, -1)).to(self.network.device)
-            items = _items(made, self.network.per_token) if self.world > 1 else 1
+            items = _items(made, self.network.task.kind) if self.world > 1 else 1
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
             with self._autocast():
                 out = stage.step(made, lambda loss: (loss * items).backward())
@@ -188,7 +186,7 @@ class Trainer:
         self.network.eval()
         with self._autocast():
             metrics, outcome = score(self.network, engines.make("torch", self.network.encoder), policy, dev)
-        share = float(outcome.macs.sum() / full_macs(self.network, dev.encoded).sum())
+        share = float(outcome.macs.sum() / full_macs(self.network, dev.encoded, outcome).sum())
         return {**metrics, "mac_share": round(share, 6)}
 
     def _optimiser(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -212,8 +210,9 @@ class Trainer:
         self.stop = True
 
 
-def _items(made: Batch, per_token: bool) -> int:
+def _items(made: Batch, kind: str) -> int:
     """How many answers the mean loss of a batch is over: labelled tokens, or rows (spans have two targets a row)."""
+    counted = kind == "sequence" or (kind == "token" and made.targets.dim() == 1)
     if not made.targets.numel():  # rows without labels
-        return made.packed.total if per_token else made.packed.count
-    return int((made.targets >= 0).sum()) if per_token and made.targets.dim() == 1 else made.packed.count
+        return made.packed.total if kind == "token" else made.packed.count
+    return int((made.targets >= 0).sum()) if counted else made.packed.count

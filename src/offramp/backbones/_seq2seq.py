@@ -1,0 +1,172 @@
+"""What Marian and BART share: post-norm encoder layers and decoder blocks with the same attribute names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offramp.backbones import Decoder, Head, token_head
+from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.decode_cost import BlockCost
+
+
+@dataclass(frozen=True)
+class Follows:
+    """Dropout that is on when the module it belongs to is in training mode: these families keep only the number."""
+
+    owner: Any
+    p: float
+
+    @property
+    def training(self) -> bool:
+        """Whether it drops anything."""
+        return bool(self.owner.training)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training)
+
+
+def encoder_layer(layer: Any) -> PostNorm:
+    """An encoder layer in halves."""
+    attention, dropped = layer.self_attn, cast("nn.Dropout", Follows(layer, layer.dropout))
+    inner = Follows(layer, layer.activation_dropout)
+    parts = Sublayers(
+        query=attention.q_proj,
+        key=attention.k_proj,
+        value=attention.v_proj,
+        attention_dropout=cast("nn.Dropout", Follows(attention, attention.dropout)),
+        out=attention.out_proj,
+        out_dropout=dropped,
+        attention_norm=layer.self_attn_layer_norm,
+        up=layer.fc1,
+        activation=lambda x: inner(layer.activation_fn(x)),
+        down=layer.fc2,
+        down_dropout=dropped,
+        feed_norm=layer.final_layer_norm,
+    )
+    return PostNorm(parts, attention.num_heads)
+
+
+class PostNormBlock:
+    """A post-norm decoder block: words, source, feed-forward, each added and normed."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer, self._ready = layer, cast("tuple[tuple[int, ...], ReadyBlock] | None", None)
+        wide, inner = layer.fc1.in_features, layer.fc1.out_features
+        self.cost = BlockCost(
+            word=6.0 * wide * wide + 2.0 * wide * inner,
+            copy=2.0 * wide * wide,
+            near=2.0 * wide,
+            source=2.0 * wide * wide,
+            far=2.0 * wide,
+        )
+
+    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+        """Whole sentences: [rows, words, hidden]; differentiable, dropout as the model's mode says."""
+        layer = self.layer
+        drop, inner = Follows(layer, layer.dropout), Follows(layer, layer.activation_dropout)
+        x = layer.self_attn_layer_norm(x + drop(_attend(layer.self_attn, x, x, None)))
+        x = layer.encoder_attn_layer_norm(x + drop(_attend(layer.encoder_attn, x, source, mask)))
+        fed: Tensor = layer.final_layer_norm(x + drop(layer.fc2(inner(layer.activation_fn(layer.fc1(x))))))
+        return fed
+
+    def ready(self) -> ReadyBlock:
+        """The block with Q, K and V fused; made anew when a parameter changed."""
+        stamp = tuple(n for p in self.layer.parameters() for n in (p.data_ptr(), p._version))
+        if self._ready is None or self._ready[0] != stamp:
+            self._ready = (stamp, ReadyBlock(self.layer))
+        return self._ready[1]
+
+
+def _attend(attention: Any, x: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """Multi-head attention; among the words themselves (no other keys) each sees only those before it and itself."""
+
+    def heads(y: Tensor) -> Tensor:
+        return y.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)  # [rows, heads, places, width]
+
+    q, k, v = heads(attention.q_proj(x)), heads(attention.k_proj(keys)), heads(attention.v_proj(keys))
+    dropout = attention.dropout if attention.training else 0.0
+    if q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        seen = _written_out((q, k, v), mask, dropout, keys is x)
+    else:
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=keys is x)
+    out: Tensor = attention.out_proj(seen.transpose(1, 2).flatten(2))
+    return out
+
+
+def _written_out(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float, causal: bool) -> Tensor:
+    """The same, product by product: on CPUs the fused kernel's backward pass in bfloat16 takes four times as long."""
+    q, k, v = block
+    logits = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5  # [rows, heads, words, places]
+    if causal:
+        logits = logits + torch.full(logits.shape[2:], -torch.inf, device=q.device).triu(1)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    return F.dropout(logits.softmax(-1).to(v.dtype), dropout) @ v
+
+
+class ReadyBlock:
+    """A decoder block for the step loop: plain products of tensors, as few as there can be."""
+
+    def __init__(self, layer: Any) -> None:
+        near, far = layer.self_attn, layer.encoder_attn
+        self.q, self.kv = _fused(near.q_proj, near.k_proj, near.v_proj), _fused(near.k_proj, near.v_proj)
+        self.near, self.asked, self.skv = _fused(near.out_proj), _fused(far.q_proj), _fused(far.k_proj, far.v_proj)
+        self.far, self.up, self.down = _fused(far.out_proj), _fused(layer.fc1), _fused(layer.fc2)
+        self.act = layer.activation_fn
+        norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+        self.norms = [(n.normalized_shape, n.weight.detach(), n.bias.detach(), n.eps) for n in norms]
+
+    def project(self, x: Tensor) -> Tensor:
+        """Query, key and value side by side."""
+        return F.linear(x, *self.q)
+
+    def copied(self, states: Tensor) -> Tensor:
+        """Key and value of words that left below."""
+        return F.linear(states, *self.kv)
+
+    def source(self, states: Tensor) -> Tensor:
+        """Key and value of the source."""
+        return F.linear(states, *self.skv)
+
+    def settle(self, x: Tensor, seen: Tensor) -> Tensor:
+        """What was seen among the words."""
+        return F.layer_norm(x + F.linear(seen, *self.near), *self.norms[0])
+
+    def ask(self, x: Tensor) -> Tensor:
+        """The query to the source."""
+        return F.linear(x, *self.asked)
+
+    def finish(self, x: Tensor, seen: Tensor) -> Tensor:
+        """What was seen in the source, and the feed-forward."""
+        x = F.layer_norm(x + F.linear(seen, *self.far), *self.norms[1])
+        return F.layer_norm(x + F.linear(self.act(F.linear(x, *self.up)), *self.down), *self.norms[2])
+
+
+def _fused(*linears: Any) -> tuple[Tensor, Tensor]:
+    weights, biases = [part.weight.detach() for part in linears], [part.bias.detach() for part in linears]
+    return (weights[0], biases[0]) if len(linears) == 1 else (torch.cat(weights), torch.cat(biases))
+
+
+def language_head(model: Any, auto_class: str) -> Head | None:
+    """The vocabulary, of translation models only."""
+    if auto_class != "AutoModelForSeq2SeqLM":
+        return None
+    return token_head(lambda x: score(model, x), model.lm_head)
+
+
+def score(model: Any, x: Tensor) -> Tensor:
+    """The vocabulary with the model's own bias."""
+    return F.linear(x, model.lm_head.weight, model.final_logits_bias[0])
+
+
+def blocks_and_head(model: Any, embed: Any, fixed: frozenset[str] = frozenset()) -> Decoder:
+    """A decoder around its own embeddings."""
+    config, layers = model.config, model.base_model.decoder.layers
+    stack = [PostNormBlock(layer) for layer in layers]
+    shape = (config.d_model, config.decoder_attention_heads, config.max_position_embeddings)
+    return Decoder(embed, stack, lambda x: score(model, x), *shape, model.lm_head.out_features, fixed)

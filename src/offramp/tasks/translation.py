@@ -1,0 +1,157 @@
+"""Translation: a sentence in, a sentence out, word by word. Rows have `src` and `tgt`; plain lines are sources.
+
+Nothing is ever cut: a sentence that is longer than the model allows is refused by its row, because half a sentence has
+no translation. Answers arrive as [pieces, 2]: the piece said and the decoder exit that said it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offramp import tasks
+from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.tasks._bleu import corpus_bleu
+from offramp.text.tokenise import Encoded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from offramp.text.tokenise import Tokenizer
+
+SOURCE, TARGET, PLAIN = "src", "tgt", "text"
+
+
+@dataclass(frozen=True)
+class Task(tasks.Task):
+    """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
+
+    vocabulary: int = 0  # pieces of the target side
+    tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
+
+    name: ClassVar[str] = "translation"
+    kind: ClassVar[Literal["row", "token", "sequence"]] = "sequence"
+    auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    pipeline: ClassVar[str] = "translation"
+    provides: ClassVar[frozenset[str]] = frozenset()
+    target: ClassVar[str] = TARGET
+    metric: ClassVar[str] = "bleu"
+    scale: ClassVar[float] = 100.0
+    outputs: ClassVar[int] = 0
+
+    @classmethod
+    def columns(cls, rows: Rows) -> tuple[str, ...]:
+        """The source; plain lines of text have it under the name of any other text."""
+        return (PLAIN,) if rows and SOURCE not in rows[0] and PLAIN in rows[0] else (SOURCE,)
+
+    @classmethod
+    def from_rows(cls, rows: Rows, source: str) -> Self:
+        made = cls()
+        made.check(rows, source)
+        return made
+
+    def check(self, rows: Rows, source: str) -> None:
+        names = (*self.columns(rows), TARGET)
+        for number, row in enumerate(rows, 1):
+            lacking = [name for name in names if row.get(name) is None or not str(row[name]).strip()]
+            if len(lacking) == 1:
+                given = f"an unpaired sentence: {lacking[0]!r} is {'empty' if lacking[0] in row else 'missing'}"
+                columns = f"; columns found: {', '.join(row)}" if lacking[0] not in row else ""
+                fix = f"give each {SOURCE!r} its {TARGET!r} (another name: --column {lacking[0]}=NAME), or drop the row"
+                raise _texts.wrong(source, number, given + columns, fix)
+        _texts.check(rows, names, source)
+
+    def check_inputs(self, rows: Rows, source: str) -> None:
+        _texts.check(rows, self.columns(rows), source)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "vocabulary": self.vocabulary}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(content["vocabulary"])
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
+        return dataclasses.replace(self, vocabulary=len(tokenizer), tokenizer=tokenizer)
+
+    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        """Ids of sources, and of targets where rows have them, whole: `check_encoded` refuses what is too long."""
+        if not rows:
+            return []
+        (name,) = self.columns(rows)
+        sources = _ids(tokenizer, [row[name] for row in rows], "text")
+        labelled = all(row.get(TARGET) for row in rows)
+        targets = _ids(tokenizer, [row[TARGET] for row in rows], "text_target") if labelled else [()] * len(rows)
+        return [
+            Encoded(list(source), [0] * len(source), number, [], [], 0, target)
+            for number, (source, target) in enumerate(zip(sources, targets, strict=True))
+        ]
+
+    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:
+        for number, item in enumerate(encoded, 1):
+            for side, ids in (("source", item.ids), ("target", item.target)):
+                if len(ids) > max_length:
+                    given = f"{self._begins(ids)}: the {side} has {len(ids)} pieces, the model takes {max_length}"
+                    raise _texts.wrong(source, number, given, "split the sentence, or remove the row")
+            if self._foreign(item.target):
+                given = f"{self._begins(item.ids)}: its target has no piece that is in the model's vocabulary"
+                raise _texts.wrong(source, number, given, "check the language, or use a model made for it")
+
+    def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
+        return encoded.ids, list(encoded.target)
+
+    def stack_targets(self, targets: Sequence[list[int]]) -> Tensor:
+        """Sentences side by side: [rows, longest], what is beyond a sentence's end is ignored."""
+        made = torch.full((len(targets), max(map(len, targets), default=0)), _loss.IGNORE)
+        for row, target in enumerate(targets):
+            made[row, : len(target)] = torch.tensor(target)
+        return made
+
+    def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return _loss.token_loss(logits, targets, lengths, reduction)
+
+    def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """The text, its pieces and the exit that said each; the mark of the end is not among them."""
+        special = set(self._tokenizer.all_special_ids)
+        answers = []
+        for said in logits:
+            shown = [(piece, block) for piece, block in said.tolist() if piece not in special]
+            text = str(self._tokenizer.decode([piece for piece, _ in shown])).strip()
+            pieces = self._tokenizer.convert_ids_to_tokens([piece for piece, _ in shown])
+            answers.append({"text": text, "pieces": pieces, "exits": [block for _, block in shown]})
+        return answers
+
+    def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
+        return {"bleu": corpus_bleu([said["text"] for said in predictions], [row[TARGET] for row in rows])}
+
+    def _begins(self, ids: Sequence[int]) -> str:
+        """The first words of a sentence, to find it by."""
+        return repr(str(self._tokenizer.decode(list(ids[:12]), skip_special_tokens=True)).strip()[:40] + " …")
+
+    def _foreign(self, target: Sequence[int]) -> bool:
+        """Whether the vocabulary knows nothing of a target."""
+        unknown = self._tokenizer.unk_token_id
+        content = [piece for piece in target if piece == unknown or piece not in self._tokenizer.all_special_ids]
+        return bool(content) and all(piece == unknown for piece in content)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RuntimeError("a translation task must be given its tokenizer (with_tokenizer) first")
+        return self.tokenizer
+
+
+def _ids(tokenizer: Tokenizer, texts: list[str], side: str) -> list[tuple[int, ...]]:
+    made = tokenizer(**{side: texts}, return_attention_mask=False, verbose=False)["input_ids"]
+    return [tuple(ids) for ids in made]
+

@@ -1,0 +1,90 @@
+"""Translation as a task: rows that are refused, ids, texts, BLEU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offramp import tasks
+from offramp.errors import OfframpError
+from offramp.text.learn import learn_pieces
+from tests.tiny_tokenizers import wordpiece
+
+TEXTS = ["Ein Mann läuft.", "Zwei Hunde spielen im Gras.", "Ein Haus"] * 4
+ROWS = [{"src": text, "tgt": text.upper()} for text in TEXTS]
+
+
+def made(tokenizer: Any) -> Any:
+    return tasks.get("translation").from_rows(ROWS, "rows").with_tokenizer(tokenizer)
+
+
+BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no target": ({"src": "a"}, ["row 2", "unpaired", "'tgt' is missing", "columns found: src"]),
+    "empty target": ({"src": "a", "tgt": " "}, ["row 2", "unpaired", "'tgt' is empty"]),
+    "no source": ({"tgt": "a"}, ["row 2", "unpaired", "'src' is missing"]),
+    "empty source": ({"src": "", "tgt": "a"}, ["row 2", "'src' is empty"]),
+    "a number": ({"src": "a", "tgt": 3}, ["row 2", "'tgt' is a int"]),
+    "nothing": ({"text": "a"}, ["row 2", "'src'"]),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_rows_are_refused_by_their_number(what: str) -> None:
+    row, expected = BAD[what]
+    with pytest.raises(OfframpError) as error:
+        tasks.get("translation").from_rows([ROWS[0], row], "pairs.jsonl")
+    assert all(word in str(error.value) for word in ["pairs.jsonl", *expected]), str(error.value)
+
+
+def test_inputs_need_no_target_and_may_be_plain_lines() -> None:
+    task = made(learn_pieces(TEXTS, 300))
+    task.check_inputs([{"src": "a"}], "in")
+    task.check_inputs([{"text": "a"}], "in.txt")
+    with pytest.raises(OfframpError, match="row 2: 'text' is empty"):
+        task.check_inputs([{"text": "a"}, {"text": ""}], "in.txt")
+    (plain,) = task.encode(task.tokenizer, [{"text": "Ein Haus"}], 20)
+    (named,) = task.encode(task.tokenizer, [{"src": "Ein Haus"}], 20)
+    assert plain == named and plain.target == ()
+
+
+def test_sentences_too_long_for_the_model_and_foreign_targets_are_refused() -> None:
+    task = made(learn_pieces(TEXTS, 300))
+    encoded = task.encode(task.tokenizer, ROWS[:3], 6)
+    with pytest.raises(OfframpError, match=r"row 2: 'ZWEI HUND.*the target has \d+ pieces, the model takes 20"):
+        task.check_encoded(encoded, 20, "rows")
+    task.check_encoded(encoded, 60, "rows")
+    other = made(wordpiece())
+    foreign = other.encode(wordpiece(), [{"src": "a man", "tgt": "猫 猫"}], 30)
+    with pytest.raises(OfframpError, match=r"row 1: .*no piece that is in the model's vocabulary"):
+        other.check_encoded(foreign, 60, "rows")
+
+
+def test_a_learned_tokenizer_gives_every_text_back() -> None:
+    tokenizer = learn_pieces([text for row in ROWS for text in row.values()], 300)
+    assert len(tokenizer) <= 300
+    for text in [*TEXTS, "Größe: 5 €, naïve “quotes”", "猫"]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text
+    again = learn_pieces([text for row in ROWS for text in row.values()], 300)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(OfframpError, match="300 or more"):
+        learn_pieces(TEXTS, 100)
+
+
+def test_from_rows_to_bleu() -> None:
+    task = made(learn_pieces([text for row in ROWS for text in row.values()], 400))
+    encoded = task.encode(task.tokenizer, ROWS, 60)
+    targets = task.stack_targets([task.inputs_and_targets(e, row, None)[1] for e, row in zip(encoded, ROWS)])  # noqa: B905
+    assert targets.shape == (len(ROWS), max(len(e.target) for e in encoded)) and int(targets.min()) == -100
+    answers = [np.array([[piece, 1 + place % 3] for place, piece in enumerate(e.target)]) for e in encoded]
+    said = task.predictions(ROWS, encoded, answers)
+    assert [one["text"] for one in said] == [row["tgt"] for row in ROWS]
+    assert all(len(one["pieces"]) == len(one["exits"]) == len(e.target) - 1 for one, e in zip(said, encoded))  # noqa: B905
+    assert task.metrics(ROWS, said) == {"bleu": pytest.approx(100.0)}
+    half = [{**one, "text": "nothing like it" if place % 2 else one["text"]} for place, one in enumerate(said)]
+    assert 0.0 < task.metrics(ROWS, half)["bleu"] < 60.0
+    assert torch.equal(targets[0, : len(encoded[0].target)], torch.tensor(encoded[0].target))

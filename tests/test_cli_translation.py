@@ -1,0 +1,136 @@
+"""Translation from the command line: a new model learns to copy, leaves early, and says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import offramp
+from offramp.model.folder import load
+from tests import runs, speaking
+from tests.test_cli import Call, call
+
+__all__ = ["call"]  # the fixture of the other commands' tests
+
+
+def test_a_copy_task_is_learned_and_most_words_leave_early(spoken: Path) -> None:
+    points = json.loads((spoken / "points.json").read_text())
+    assert points["metric"] == "bleu" and points["scale"] == 100.0 and points["points"][-1]["score"] > 95.0
+    model = offramp.load(spoken)
+    rows = speaking.rows(50, seed=7)
+    said = model.predict([row["src"] for row in rows])
+    assert np.mean([one["text"] == row["tgt"] for one, row in zip(said, rows, strict=True)]) > 0.9
+    exits = [block for one in said for block in one["exits"]]
+    assert np.mean([block == 1 for block in exits]) > 0.8, "most words leave after the first of three blocks"
+    full = model.predict([row["src"] for row in rows], budget=1.0)
+    assert {one["exit_layer"] for one in full} == {3}
+    assert sum(one["macs"] for one in said) < 0.75 * sum(one["macs"] for one in full)
+
+
+def test_plain_transformers_opens_the_folder_and_gives_the_full_model(spoken: Path) -> None:
+    model = transformers.MarianMTModel.from_pretrained(spoken)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(spoken)
+    texts = [row["src"] for row in speaking.rows(10, seed=8)]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    theirs = tokenizer.batch_decode(model.eval().generate(**batch, max_new_tokens=20), skip_special_tokens=True)
+    ours = offramp.load(spoken).predict(texts, budget=1.0)
+    assert [one["text"] for one in ours] == [text.strip() for text in theirs]
+
+
+def test_save_and_load_change_nothing_and_batches_change_nothing(spoken: Path) -> None:
+    texts = [row["src"] for row in speaking.rows(20, seed=9)]
+    one, other = offramp.load(spoken), offramp.load(spoken)
+    together = one.predict(texts, batch_size=20)
+    assert other.predict(texts, batch_size=1) == together
+    first, second = load(spoken), load(spoken)
+    for (name, a), (_, b) in zip(first.network.named_parameters(), second.network.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_round_trip(call: Call, spoken: Path) -> None:
+    shutil.copytree(spoken, "run")
+    data = runs.jsonl(Path("new.jsonl"), speaking.rows(30, seed=3))
+    said = call("calibrate", "run", "--data", data)
+    assert said.code == 0 and "bleu" in said.out
+    said = call("eval", "run", "--data", data, "--budget", 0.9, "--json", "cell.json")
+    cell = json.loads(Path("cell.json").read_text())
+    assert said.code == 0 and cell["metrics"]["bleu"] > 80 and cell["macs"]["share_of_full"] < 1
+    assert call("eval", "run", "--data", data, "--set", "depth=2", "--set", "beams=3", "--json", "cell.json").code == 0
+    assert json.loads(Path("cell.json").read_text())["mean_exit_layer"] == 2.0
+    Path("lines.txt").write_text("a b c\nd e\nf f f f\n")
+    assert call("predict", "run", "--input", "lines.txt", "--output", "said.txt").code == 0
+    lines = Path("said.txt").read_text().splitlines()
+    answers = [json.loads(line) for line in call("predict", "run", "--input", "lines.txt").out.splitlines()]
+    assert [answer["text"] for answer in answers] == lines and len(lines) == 3 and lines[0][0] == "a"
+    assert set(answers[0]) == {"text", "pieces", "exits", "exit_layer", "tokens_kept", "macs"}
+    refused = call("calibrate", "run", "--data", data, "--risk", 0.1)
+    assert refused.code == 2 and "translation" in refused.err
+    assert call("info", "run").code == 0
+
+
+def training(folder: Path, **options: Any) -> list[str]:
+    given = {
+        "model": speaking.configuration(folder),
+        "train": runs.jsonl(folder / "train.jsonl", speaking.rows(24)),
+        "task": "translation",
+        "out": "run",
+        "epochs": 1,
+        **options,
+    }
+    return ["train", *(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
+
+
+def test_full_and_init(call: Call, tmp_path: Path) -> None:
+    assert call(*training(tmp_path, method="full")).code == 0
+    said = call(*training(tmp_path, method="depth_adaptive", init="run", out="deep", set="form=sequence"))
+    assert said.code == 0 and "exits and halting, epoch 1" in said.err and "aligned" not in said.err
+    assert json.loads(Path("deep/offramp.json").read_text())["options"]["form"] == "sequence"
+
+
+BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "unpaired": ({"train": '{"src": "a", "tgt": "b"}\n{"src": "a"}\n'}, ["row 2", "unpaired", "'tgt' is missing"]),
+    "empty source": ({"train": '{"src": "", "tgt": "b"}\n{"src": "a", "tgt": "b"}\n'}, ["row 1", "'src' is empty"]),
+    "too long": ({"train": '{"src": "%s", "tgt": "b"}\n' % ("a " * 40) * 4}, ["row 1", "pieces, the model takes 24"]),
+    "another method": ({"method": "deebert"}, ["'deebert'", "word by word", "depth_adaptive, full"]),
+    "another task": ({"task": "classification"}, ["tiny.json", "translation only"]),
+    "no such file": ({"model": "none.json"}, ["none.json", "no such file"]),
+    "no model type": ({"model": '{"d_model": 8}'}, ["model_type"]),
+    "an encoder": ({"model": '{"model_type": "bert"}'}, ["model.json"]),
+    "a wrong shape": ({"model": json.dumps({**speaking.SHAPE, "d_model": 30})}, ["model.json"]),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input(call: Call, tmp_path: Path, what: str) -> None:
+    options, expected = BAD[what]
+    options = dict(options)
+    for name, file in (("train", "bad.jsonl"), ("model", "model.json")):
+        if options.get(name, "").startswith("{"):
+            Path(file).write_text(options[name])
+            options[name] = file
+    if options.get("task") == "classification":
+        options["train"] = runs.jsonl(tmp_path / "rows.jsonl", runs.rows("classification", 8))
+    said = call(*training(tmp_path, **options))
+    assert said.code == 2 and all(word in said.err for word in expected), said.err
+
+
+def test_a_vocabulary_the_model_cannot_say(call: Call, spoken: Path, tmp_path: Path) -> None:
+    shutil.copytree(spoken, "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("model")
+    tokenizer.add_tokens([f"piece{number}" for number in range(200)])
+    tokenizer.save_pretrained("model")
+    said = call(*training(tmp_path, model="model", method="full"))
+    assert said.code == 2 and "a tokenizer of" in said.err and "can say" in said.err
+
+
+def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, spoken: Path) -> None:
+    Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
+    said = call("predict", spoken, "--input", "lines.txt")
+    assert said.code == 2 and "lines.txt" in said.err and "row 2" in said.err and "takes 24" in said.err
