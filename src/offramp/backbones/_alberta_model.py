@@ -109,12 +109,7 @@ class AlbertaBlock(nn.Module):
         weights = scores.masked_fill(~real[:, None, None, :], torch.finfo(scores.dtype).min).softmax(-1)
         mixed = F.dropout(weights, self.attention_dropout, self.training) @ v
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(rows, n, wide)))
-        return x + self.feed(x)
-
-    def feed(self, x: Tensor) -> Tensor:
-        """What the feed-forward half adds."""
-        added: Tensor = self.dropout(self.down(self.activation(self.up(self.feed_norm(x)))))
-        return added
+        return x + self.dropout(self.down(self.activation(self.up(self.feed_norm(x)))))
 
 
 class AlbertaPreTrainedModel(PreTrainedModel):

@@ -63,3 +63,10 @@ class Narrowing(ABC):
             with torch.inference_mode(False), torch.no_grad():  # a tensor that others may ask for its version
                 self._cuts[name] = stamp, source.index_select(dim, index.to(source.device)).contiguous()
         return self._cuts[name][1]
+
+    def _rows(self, name: str, linear: nn.Linear, index: Tensor | None, blocks: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a matrix that is several stacked ones, the same rows of each."""
+        if index is not None:
+            index = torch.cat([index + block * (linear.out_features // blocks) for block in range(blocks)])
+        bias = None if linear.bias is None else self.cut(f"{name} bias", linear.bias, index, 0)
+        return self.cut(f"{name} weight", linear.weight, index, 0), bias

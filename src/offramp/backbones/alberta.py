@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones import _alberta_heads as heads
 from offramp.backbones._alberta_model import AlbertaBlock, AlbertaConfig, AlbertaModel
+from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
@@ -33,11 +34,12 @@ for _auto, _kind in (
     _auto.register(AlbertaConfig, _kind, exist_ok=True)
 
 
-class PreNormRelative:
+class PreNormRelative(Narrowing):
     """One layer in halves; layers of a group share `block`."""
 
     def __init__(self, block: AlbertaBlock) -> None:
-        self.block = block
+        super().__init__()
+        self.block, self.heads = block, block.heads
         wide, up = block.out.in_features, block.up.out_features
         scored = 0 if block.distances is None else block.distances.num_embeddings  # each token against every distance
         project = 2.0 * wide * wide + wide * scored
@@ -47,21 +49,29 @@ class PreNormRelative:
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
         """Attention half: norm, attend by content and distance, add."""
-        own, wide = self.block, queries.shape[-1]
-        seen = own.attention_norm(keys)
+        own, seen = self.block, self.block.attention_norm(keys)
+        weight, bias = self._rows("qkv", own.qkv, self.columns, 3)
         if queries is keys:
-            q, k, v = own.qkv(seen).chunk(3, dim=-1)
+            q, k, v = F.linear(seen, weight, bias).chunk(3, dim=-1)
         else:
-            k, v = F.linear(seen, own.qkv.weight[wide:], own.qkv.bias[wide:]).chunk(2, dim=-1)
-            q = F.linear(own.attention_norm(queries), own.qkv.weight[:wide], own.qkv.bias[:wide])
+            wide = len(weight) // 3
+            k, v = F.linear(seen, weight[wide:], None if bias is None else bias[wide:]).chunk(2, dim=-1)
+            q = F.linear(own.attention_norm(queries), weight[:wide], None if bias is None else bias[:wide])
         dropout = own.attention_dropout if own.training else 0.0
         table = None if own.distances is None else own.distances.weight
-        mixed, columns = attend(q, k, v, where, Plan(own.heads, dropout, None, scores, key_bias, table))
-        return queries + own.dropout(own.out(mixed)), columns
+        mixed, columns = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias, table))
+        mixed = F.linear(mixed, self.cut("out", own.out.weight, self.columns, 1), own.out.bias)
+        return queries + own.dropout(mixed), columns
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
-        return x + self.block.feed(x)
+        own = self.block
+        fed = own.activation(F.linear(own.feed_norm(x), *self._rows("up", own.up, self.neurons, 1)))
+        y: Tensor = x + own.dropout(F.linear(fed, self.cut("down", own.down.weight, self.neurons, 1), own.down.bias))
+        return y
+
+    def outputs(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.block.out, self.block.down
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of its group."""

@@ -62,13 +62,6 @@ class PreNormRotary(Narrowing):
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:
         return self.layer.attn.Wo, self.layer.mlp.Wo
 
-    def _rows(self, name: str, linear: Any, index: Tensor | None, blocks: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of a matrix that is several stacked ones, the same rows of each."""
-        if index is not None:
-            index = torch.cat([index + block * (linear.out_features // blocks) for block in range(blocks)])
-        bias = None if linear.bias is None else self.cut(f"{name} bias", linear.bias, index, 0)
-        return self.cut(f"{name} weight", linear.weight, index, 0), bias
-
     def parameters(self) -> Iterator[nn.Parameter]:
         """The layer's own parameters."""
         parts: Iterator[nn.Parameter] = self.layer.parameters()
