@@ -14,8 +14,10 @@ from offramp.cli._options import (
     Json,
     Limit,
     MaxLoss,
+    Precision,
     Run,
     Sets,
+    Threads,
     command_line,
     pairs,
 )
@@ -31,7 +33,9 @@ def command(
     batch_size: BatchSize = 32,
     rows: Annotated[int, typer.Option(min=1, help="rows timed of each length")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="times each is measured; the median counts")] = 5,
-    engine: Engine = "torch",
+    engine: Engine = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
     limit: Limit = None,
     column: Columns = None,
     json: Json = None,
@@ -48,7 +52,7 @@ def command(
     from offramp.study.lengths import Effort, by_length, show
     from offramp.text.read import read
 
-    predictor = Predictor.load(run, engine)
+    predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     settings = predictor.settings(budget, pairs(set_, "--set"), max_loss)
     given = read(data, columns=pairs(column, "--column"), limit=limit)
     origin = Origin(*place(data), command_line(), read_recipe(run))

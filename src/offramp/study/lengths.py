@@ -48,6 +48,7 @@ def by_length(
         "data": origin.data,
         "split": origin.split,
         "engine": predictor.engine_name,
+        "precision": predictor.how.precision,
         "batch_size": effort.batch_size,
         "lengths": [
             _group(predictor, groups[edge][: effort.rows], (full, settings), effort) for edge in sorted(groups)
