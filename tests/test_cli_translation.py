@@ -72,6 +72,8 @@ def test_round_trip(call: Call, spoken: Path) -> None:
     assert set(answers[0]) == {"text", "pieces", "exits", "exit_layer", "tokens_kept", "macs"}
     refused = call("calibrate", "run", "--data", data, "--risk", 0.1)
     assert refused.code == 2 and "translation" in refused.err
+    refused = call("calibrate", "run", "--data", data, "--latency", "5ms")
+    assert refused.code == 2 and "how much is said" in refused.err
     assert call("info", "run").code == 0
 
 
