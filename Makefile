@@ -47,5 +47,5 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing offramp with what the tests need"
-	@$(PIP) install --constraint constraints.txt --editable '.[dev,demo,data,bench,openvino]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev,demo,data,bench,openvino,translation]'
 	@touch $@ $(VENV)/.demo

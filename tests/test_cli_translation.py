@@ -72,6 +72,13 @@ def test_round_trip(call: Call, spoken: Path) -> None:
     assert set(answers[0]) == {"text", "pieces", "exits", "exit_layer", "tokens_kept", "macs"}
     refused = call("calibrate", "run", "--data", data, "--risk", 0.1)
     assert refused.code == 2 and "translation" in refused.err
+    refused = call("calibrate", "run", "--data", data, "--latency", "5ms")
+    assert refused.code == 2 and "how much is said" in refused.err
+    for what in ("speed", "overhead"):
+        refused = call("bench", "run", "--data", data, "--what", what, "--against", "hf", "--no-memory")
+        assert refused.code == 2 and "says words one by one" in refused.err
+    assert call("lengths", "run", "--data", data, "--budget", 0.9, "--rounds", 1, "--json", "times.json").code == 0
+    assert all(group["mac_share"] < 1 for group in json.loads(Path("times.json").read_text())["lengths"])
     assert call("info", "run").code == 0
 
 
@@ -134,3 +141,10 @@ def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, spoken:
     Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
     said = call("predict", spoken, "--input", "lines.txt")
     assert said.code == 2 and "lines.txt" in said.err and "row 2" in said.err and "takes 24" in said.err
+
+
+def test_a_compiled_encoder_says_the_same(spoken: Path) -> None:
+    """What `engine="auto"` picks on a CPU."""
+    texts = [row["src"] for row in speaking.rows(12, seed=9)]
+    compiled = offramp.load(spoken, engine="openvino")
+    assert compiled.predict(texts) == compiled.predict(texts, batch_size=1) == offramp.load(spoken).predict(texts)

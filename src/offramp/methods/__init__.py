@@ -115,8 +115,8 @@ def pairs() -> list[str]:
     """The combined methods there are: those that some task can serve."""
     lengths, depths = _roles()
     found = [f"{length}+{depth}" for length in lengths for depth in depths]
-    offers = [tasks.get(name).provides for name in tasks.names()]
-    return [name for name in found if any(get(name).needs <= offer for offer in offers)]
+    known = [tasks.get(name) for name in tasks.names()]
+    return [name for name in found if any(get(name).serves(task) for task in known)]
 
 
 def _roles() -> tuple[list[str], list[str]]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data, batch
 from offramp.study.peers import Logits
@@ -65,8 +66,16 @@ class Course:
         return {name: round(value, 6) for name, value in found.items()}
 
 
+def check_task(model: Predictor) -> None:
+    """Refuse a run whose answers no peer gives in one pass."""
+    if model.network.decoder is not None:
+        given = f"a run for {model.task.name}, which says words one by one"
+        raise OfframpError("a bench", given, "`offramp lengths` times a run beside its own full model")
+
+
 def course(model: Predictor, rows: Sequence[Row], source: str) -> Course:
     """Check and tokenise rows; whoever is scored by loss sees them masked as `offramp eval` masks them."""
+    check_task(model)
     model.task.check(rows, source)
     started = time.perf_counter()
     data = Data(rows, model.prepare(rows, source))

@@ -77,7 +77,7 @@ def _group(predictor: Predictor, items: Sequence[Encoded], pair: tuple[Any, Any]
         "ms_full": round(1000 * seconds["full"] / len(alike), 4),
         "ms": round(1000 * seconds["asked"] / len(alike), 4),
         "speed_up": round(seconds["full"] / seconds["asked"], 3),
-        "mac_share": round(float(outcome.macs.sum()) / predictor.full_macs(alike), 6),
+        "mac_share": round(float(outcome.macs.sum()) / predictor.full_macs(alike, outcome), 6),
         "mean_exit_layer": round(float(outcome.exit_layer.mean()), 4),
     }
 

@@ -21,6 +21,7 @@ from offramp.study import benchview, console
 from offramp.study.bench import Plan, Where, bench
 from offramp.study.benchfile import versions
 from offramp.study.contenders import known, predictor
+from offramp.study.course import check_task
 from offramp.study.evaluate import model_name, place
 from offramp.study.growth import Setup, growth, overhead, startup
 from offramp.study.peers import Ground, Variant
@@ -78,6 +79,7 @@ def aside(request: Request, what: str, json: str | None) -> None:
     known(plan.engines, [engines.AUTO, *engines.names()], "engines of ours")
     torch.set_num_threads(plan.threads)
     model = Predictor.load(request.run, "torch")
+    check_task(model)
     model.task.check_inputs(request.rows, request.source)
     ground = Ground(request.run, model.task.auto_class, "", plan.threads)
     for engine in dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in plan.engines):

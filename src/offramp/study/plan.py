@@ -74,7 +74,7 @@ def fits(method: str, data: Set) -> bool:
     """Whether a method serves the task of a data set."""
     if method == TFIDF:
         return data.task == "classification"
-    return methods.get(method).needs <= tasks.get(data.task).provides
+    return methods.get(method).serves(tasks.get(data.task))
 
 
 def chosen_methods(asked: str) -> list[tuple[str, dict[str, str]]]:
