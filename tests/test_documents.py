@@ -10,6 +10,7 @@ import pytest
 
 from offramp import backbones, methods, tasks
 from offramp.cli import app
+from offramp.study.report import report
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
@@ -56,3 +57,9 @@ def test_the_recipes_name_the_real_parts() -> None:
     block = section(CONTRIBUTING, "Add a task").split("```")[1].splitlines()[1:]
     parts = [part.strip() for line in block for part in line.split("#")[0].split(",")]
     assert all(hasattr(tasks.get("regression"), part) for part in parts if part)
+
+
+def test_the_results_page_is_made_from_the_results(tmp_path: Path) -> None:
+    """docs/results.md is what `offramp report results --markdown docs/results.md` writes today."""
+    report(str(ROOT / "results"), results=str(tmp_path / "results.md"))
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == (ROOT / "docs" / "results.md").read_text("utf-8")

@@ -118,7 +118,6 @@ class AlbertaPreTrainedModel(PreTrainedModel):
     config: AlbertaConfig
     config_class = AlbertaConfig
     base_model_prefix = "alberta"
-    _supports_sdpa = True  # whichever way of attending is asked for, distances are scored here
 
 
 class AlbertaModel(AlbertaPreTrainedModel):
