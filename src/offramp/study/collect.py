@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from offramp.errors import OfframpError
+from offramp.study.curve import Spot
 
 NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
 METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # what a data set is known by, in this order
 BY_DATA = {"mrpc": "f1"}
 Cell = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A place on a curve, measured on the report rows."""
-
-    share: float  # of the full model's MACs
-    score: float
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class Entry:
     split: str
     seed: int | None
     metric: str
-    full: Spot
+    full: Spot  # on the report rows, as all of these
     chosen: Mapping[str, Spot]  # "0.005" → what the point chosen on calibration rows came to
     curve: tuple[Spot, ...]
     cells: tuple[Cell, ...]
