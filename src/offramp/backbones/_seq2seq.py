@@ -114,7 +114,8 @@ class ReadyBlock:
 
     def __init__(self, layer: Any) -> None:
         near, far = layer.self_attn, layer.encoder_attn
-        self.q, self.kv = _fused(near.q_proj, near.k_proj, near.v_proj), _fused(near.k_proj, near.v_proj)
+        self.q, wide = _fused(near.q_proj, near.k_proj, near.v_proj), near.q_proj.out_features
+        self.kv = self.q[0][wide:], self.q[1][wide:]  # the same memory: what is in a cache serves both
         self.near, self.asked, self.skv = _fused(near.out_proj), _fused(far.q_proj), _fused(far.k_proj, far.v_proj)
         self.far, self.up, self.down = _fused(far.out_proj), _fused(layer.fc1), _fused(layer.fc2)
         self.act = layer.activation_fn

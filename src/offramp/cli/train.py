@@ -12,10 +12,10 @@ from offramp.cli._options import BatchSize, Columns, Sets, pairs
 def command(
     ctx: typer.Context,
     *,
-    model: Annotated[str, typer.Option(help="a model folder, a hub name, or `minilm` for the carried one")],
+    model: Annotated[str, typer.Option(help="a folder, a hub name, `minilm`; a .json of a translation model to make")],
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
-    task: Annotated[str, typer.Option(help="classification, regression, tagging, span, masked_lm")] = "classification",
+    task: Annotated[str, typer.Option(help="what is learned: tagging, span, translation …")] = "classification",
     method: Annotated[str, typer.Option(help="full, branchynet …, or two in one: length_adaptive+branchynet")] = "full",
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,

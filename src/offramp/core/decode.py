@@ -173,15 +173,16 @@ class _Step:
             d.account.asked[block - 1] = not d.policy.free
             self.depth[self.index] = told.cpu().numpy()
         stay = self.depth[self.index] > block
-        if stay.all():
+        kept = np.flatnonzero(stay)
+        if len(kept) == len(stay):
             return False
         put(d.states, d.time, self.index, self.x)  # those who stay write again further up
         self.depth[self.index[~stay]] = block
         if scored:
-            self.said[block] = scored[0] if not stay.any() else scored[0][d.on(np.flatnonzero(~stay))]
-        if not stay.any():
+            self.said[block] = scored[0][d.on(np.flatnonzero(~stay))] if len(kept) else scored[0]
+        if not len(kept):
             return True
-        self.x, self.index = self.x.index_select(0, d.on(np.flatnonzero(stay))), self.index[stay]
+        self.x, self.index = self.x.index_select(0, d.on(kept)), self.index[kept]
         self.rows = d.on(self.index)
         return False
 

@@ -154,13 +154,17 @@ class GeometricPolicy(DoubtfulPolicy):
 
     def __init__(self, network: Network, settings: DecoderSettings) -> None:
         super().__init__(network, settings)
-        self.least = [math.log((1.0 - t) / t) if t > 0.0 and t < 1.0 else -math.inf for t in self.limits]  # logits
+        assert isinstance(self.unit, Geometric)
+        weight, bias = self.unit.project.weight.detach(), self.unit.project.bias.tolist()
+        rows = [0 if self.unit.shared else place for place in range(self.depth - 1)]
+        least = [math.log((1.0 - t) / t) if t > 0.0 and t < 1.0 else -math.inf for t in self.limits]  # logits
+        self.ask = [(weight[row], limit - bias[row]) for row, limit in zip(rows, least, strict=True)]
 
     def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         if self.limits[block - 1] == 0.0:
             return None
-        assert isinstance(self.unit, Geometric)
-        return torch.where(self.unit(block - 1, states) > self.least[block - 1], block, self.depth)
+        weight, least = self.ask[block - 1]
+        return torch.where(torch.mv(states, weight) > least, block, self.depth)
 
 
 class ConfidencePolicy(DoubtfulPolicy):

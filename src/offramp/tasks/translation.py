@@ -93,7 +93,7 @@ class Task(tasks.Task):
         labelled = all(row.get(TARGET) for row in rows)
         targets = _ids(tokenizer, [row[TARGET] for row in rows], "text_target") if labelled else [()] * len(rows)
         return [
-            Encoded(list(source), [0] * len(source), number, [], [], 0, target)
+            Encoded(list(source), [0] * len(source), number, [-1] * len(source), [], 0, target)
             for number, (source, target) in enumerate(zip(sources, targets, strict=True))
         ]
 
