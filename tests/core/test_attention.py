@@ -132,3 +132,21 @@ def test_the_diagonal_of_idle_tokens_is_zero_and_a_batch_does_not_change_it() ->
     assert torch.allclose(together.diagonal[:5], single.diagonal, atol=1e-6)
     assert (single.diagonal[~live[:5]] == 0).all() and (single.diagonal[live[:5]] > 0).all()
     assert torch.allclose(together.columns[:5], single.columns, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_training_in_bfloat16_mixes_as_fp32_does(window: int | None) -> None:
+    """Forward and gradients, rows of unequal length in one rectangle."""
+    lengths = [9, 12, 3]
+    torch.manual_seed(0)
+    whole = torch.randn(3, sum(lengths), WIDTH)
+    where = layout(torch.tensor(lengths), places(lengths))
+    seen = {}
+    for kind in (torch.float32, torch.bfloat16):
+        states = whole.to(kind, copy=True).requires_grad_()
+        out, _ = attend(*states, where, Plan(HEADS, window=window))
+        out.square().sum().backward()
+        assert states.grad is not None
+        seen[kind] = torch.cat([out[None], states.grad]).float()
+    assert torch.allclose(*seen.values(), atol=0.15)
+    assert (seen[torch.float32] - seen[torch.bfloat16]).abs().mean() < 0.01
