@@ -36,7 +36,7 @@ SHAPE = {
     "max_position_embeddings": 128,
     "vocab_size": 4000,
     "scale_embedding": True,
-    "dropout": 0.2,
+    "dropout": 0.1,
     "activation_function": "relu",
     "init_std": 0.03,
 }
@@ -47,8 +47,9 @@ def plan(options: argparse.Namespace) -> None:
     """Configurations are written; commands are printed, the ones that others start from first."""
     out, data = Path(options.out), Path(options.data)
     out.mkdir(parents=True, exist_ok=True)
+    shape = {**SHAPE, "d_model": options.width, "vocab_size": options.vocabulary}
     for blocks in range(1, 7):
-        write_json(out / f"marian-{blocks}.json", {**SHAPE, "decoder_layers": blocks})
+        write_json(out / f"marian-{blocks}.json", {**shape, "decoder_layers": blocks})
     rows = f"--train {data}/train.jsonl.gz --dev {data}/dev.jsonl.gz"
     common = f"offramp train --task translation {rows} --batch-size 128"
     first = f"{common} --lr 1e-3 --epochs {options.epochs}"
@@ -113,6 +114,8 @@ def main() -> None:
     parser.add_argument("--png")
     parser.add_argument("--out", default="runs/nmt")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--width", type=int, default=SHAPE["d_model"], help="plan: the model's width")
+    parser.add_argument("--vocabulary", type=int, default=SHAPE["vocab_size"], help="plan: pieces to learn")
     parser.add_argument("--then", type=int, default=4, help="epochs of the second stage")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

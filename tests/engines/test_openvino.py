@@ -20,6 +20,7 @@ from offramp.core.policy import Both, Policy
 from offramp.engines import How, _shelf
 from offramp.engines.openvino import OpenVINOEngine
 from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.heads import LexicalRamp
 from offramp.parts.network import Network, network
 from offramp.tasks import get
 from tests import runs, tiny
@@ -199,6 +200,27 @@ def test_exits_beyond_tracing_stay_with_torch() -> None:
     answer(engine, net, Leave({0: [0], 1: [1]}), pack(tiny.rows([5, 6, 7])))
     assert engine.shelf.graphs["head-0"] is None  # it hashes token ids
     assert engine.shelf.graphs["head-1"] is not None
+
+
+@pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
+def test_embeddings_and_an_off_ramp_that_knows_words_are_one_graph(lengths: list[int]) -> None:
+    """Ids of a real vocabulary: their hashes are beyond what floats count."""
+    task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
+    net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
+    ramp = net.added.update({"ramps": ramps(net, ExitOptions())}) or net.ramps[0]
+    assert isinstance(ramp, LexicalRamp)
+    torch.manual_seed(1)
+    for table in (ramp.words, ramp.pairs):
+        torch.nn.init.normal_(table)
+    net.eval()
+    engine = engines.make("openvino", net.encoder, How("fp32", 1))
+    packed = pack([torch.randint(60_000, (length,)).tolist() for length in lengths])
+    with torch.inference_mode():
+        states, logits = engine.opened(engine.exits(net), packed)
+        wanted = packed.with_states(net.encoder.embed(packed))
+        assert logits is not None
+        assert torch.allclose(states, wanted.states, atol=1e-4)
+        assert torch.allclose(logits, net(0, wanted), atol=1e-3)
 
 
 def test_a_run_answers_alike_with_both_engines(trained: Path, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ class Engine(Protocol):
             x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
         return x
 
+    def opened(self, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """Embeddings and what the exit on them says, where both together are cheaper; by default embeddings alone."""
+        return self.embed(packed), None
+
     def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A whole layer and what its exit says, where both together are cheaper; by default the layer alone."""
         return self.whole(range(layer, layer + 1), packed.states, packed.layout), None

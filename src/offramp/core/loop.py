@@ -102,8 +102,10 @@ def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     """A packed batch through the layers, as far as the policy sends each row and token."""
     if not policy.wants_anything(engine.depth):
         return _straight(engine, heads, packed)
-    packed = packed.with_states(engine.embed(packed))
-    s = State(packed, packed, heads, engine.depth)
+    asked = policy.wants_logits(0)
+    states, ready = engine.opened(heads, packed) if asked else (engine.embed(packed), None)
+    packed = packed.with_states(states)
+    s = State(packed, packed, heads, engine.depth, _ready=ready)
     s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
     answers: list[Answer] = []
     policy.begin(s)

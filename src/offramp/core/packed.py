@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.core.attention import Layout, layout
@@ -76,6 +78,10 @@ class Packed:
             states = states * weight[:, None]
         total = states.new_zeros(self.count, states.shape[1]).index_add(0, self.row_of_token, states)
         return total / count[:, None]  # [rows, hidden]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """What the tokens of each row say, added up."""  # [tokens, n] → [rows, n]
+        return values.new_zeros(self.count, values.shape[1]).index_add(0, self.row_of_token, values)
 
     def max(self) -> Tensor:
         """Largest value of each dimension in each row, softly removed tokens far below the others."""
@@ -158,11 +164,16 @@ def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = N
     """Token ids row by row → a packed batch with columns `id`, `type`, `position` and `origin`; no states yet."""
     if not ids or any(len(row) == 0 for row in ids):
         raise OfframpError("to pack a batch", "no rows, or a row without tokens", "give every row at least one token")
-    lengths = torch.tensor([len(row) for row in ids])
-    flat = torch.tensor([token for row in ids for token in row])
-    kinds = torch.tensor([kind for row in types for kind in row]) if types else torch.zeros_like(flat)
-    start = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    origin = torch.arange(flat.shape[0])
-    tokens = {"id": flat, "type": kinds, "position": origin - start, "origin": origin}
-    rows = {"origin": torch.arange(len(ids))}
-    return Packed(torch.empty(0), lengths, rows, tokens)
+    lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
+    flat = joined(ids)
+    kinds = joined(types) if types else np.zeros_like(flat)
+    origin = np.arange(len(flat))
+    position = origin if len(ids) == 1 else origin - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    columns = {"id": flat, "type": kinds, "position": position, "origin": origin}
+    tokens = {name: torch.from_numpy(column) for name, column in columns.items()}
+    return Packed(torch.empty(0), torch.from_numpy(lengths), {"origin": torch.arange(len(ids))}, tokens)
+
+
+def joined(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Numbers of all rows, one after another."""
+    return np.array(rows[0] if len(rows) == 1 else [number for row in rows for number in row], dtype=np.int64)

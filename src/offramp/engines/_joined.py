@@ -1,4 +1,4 @@
-"""Pieces joined into one graph, where that saves calls: a layer with its exit, or everything from words to answers."""
+"""Pieces joined into one graph, where that saves calls: embeddings or a layer with an exit, or everything at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exit_even(name: str, layer: Layer, function: Callable[[Packed], Tensor], hid
 
     def traced(given: Named) -> tuple[Tensor, ...]:
         (y,) = halves([layer], "whole", given["x"], given["x"], even(given["position"]))
-        return y, function(Block.of(y, given["position"]))
+        return y, function(Block.of(y, given))
 
     def sample(rows: int, length: int) -> Sample:
         packed = packed_sample([length] * rows).with_states(states(rows * length, hidden))
@@ -44,6 +44,36 @@ def exit_ragged(name: str, layer: Layer, function: Callable[[Packed], Tensor], h
     return Sketch(name, traced, (sample(FEW), sample(MANY)))
 
 
+def opened_even(name: str, embed: Callable[[Packed], Tensor], function: Callable[[Packed], Tensor]) -> Sketch:
+    """Embeddings and their exit over rows of one length."""
+
+    def traced(given: Named) -> tuple[Tensor, ...]:
+        flat = {key: tensor.reshape(-1) for key, tensor in given.items()}
+        x = embed(Packed(torch.empty(0), torch.empty(0), {}, flat))
+        return x, function(Block.of(x.view(given["id"].shape[0], given["id"].shape[1], -1), given))
+
+    def sample(rows: int, length: int) -> Sample:
+        packed = packed_sample([length] * rows)
+        block = {key: tensor.view(rows, length) for key, tensor in ids_of(packed).items()}
+        return Sample(block, lambda: _opened(embed, function, packed))
+
+    return Sketch(name, traced, (sample(2, 6), sample(3, 7)))
+
+
+def opened_ragged(name: str, embed: Callable[[Packed], Tensor], function: Callable[[Packed], Tensor]) -> Sketch:
+    """Embeddings and their exit over rows of any lengths."""
+
+    def traced(given: Named) -> tuple[Tensor, ...]:
+        x = embed(Packed(torch.empty(0), torch.empty(0), {}, given))
+        return x, function(Rows.of({**given, "x": x}))
+
+    def sample(lengths: Sequence[int]) -> Sample:
+        packed = packed_sample(lengths)
+        return Sample({**ids_of(packed), **all_inputs(packed)}, lambda: _opened(embed, function, packed))
+
+    return Sketch(name, traced, (sample(FEW), sample(MANY)))
+
+
 @dataclass(frozen=True)
 class Parts:
     """Everything from words to answers."""
@@ -62,7 +92,7 @@ def model_even(name: str, parts: Parts) -> Sketch:
         rows, length = given["id"].shape[0], given["id"].shape[1]
         x = x.view(rows, length, -1)
         (x,) = halves(parts.layers, "whole", x, x, even(given["position"]))
-        return (parts.last(Block.of(x, given["position"])),)
+        return (parts.last(Block.of(x, given)),)
 
     def sample(rows: int, length: int) -> Sample:
         packed = packed_sample([length] * rows)
@@ -85,6 +115,14 @@ def model_ragged(name: str, parts: Parts) -> Sketch:
         return Sample({**ids_of(packed), **all_inputs(packed)}, lambda: _through(parts, packed))
 
     return Sketch(name, function, (sample(FEW), sample(MANY)))
+
+
+def _opened(
+    embed: Callable[[Packed], Tensor], function: Callable[[Packed], Tensor], packed: Packed
+) -> tuple[Tensor, ...]:
+    """Embeddings and their exit by torch."""
+    x = embed(packed)
+    return x, function(packed.with_states(x))
 
 
 def _answered(layer: Layer, function: Callable[[Packed], Tensor], packed: Packed) -> tuple[Tensor, ...]:

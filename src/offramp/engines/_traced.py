@@ -82,15 +82,14 @@ class Mix:
 
 @dataclass(frozen=True)
 class Rows(Packed):
-    """A packed batch of traced tensors, pooled without scattering. It has no token ids: a graph's integers are short,
-    and hashes of ids would overflow."""
+    """A packed batch of traced tensors, pooled without scattering."""
 
     line: Tensor | None = None  # [rows, longest]
     weight: Tensor | None = None  # [rows, longest], 1 / length or 0
 
     @classmethod
     def of(cls, given: Named) -> Rows:
-        tokens = {"position": given["position"]}
+        tokens = {name: given[name] for name in ("id", "type", "position") if name in given}
         made = cls(given["x"], given["lengths"], {}, tokens, given["line"], given["weight"])
         derived = {"layout": ragged(given), "row_of_token": given["row"], "starts": given["line"][:, 0]}
         made.__dict__.update(derived, total=given["x"].shape[0])
@@ -105,6 +104,11 @@ class Rows(Packed):
     def mean(self) -> Tensor:
         assert self.weight is not None
         return (self.weight[:, None] @ _gather(self.states, self._line)).squeeze(1)
+
+    def sums(self, values: Tensor) -> Tensor:
+        assert self.weight is not None
+        real = (self.weight > 0).to(values.dtype)
+        return (real[:, None] @ _gather(values, self._line)).squeeze(1)
 
     def max(self) -> Tensor:
         return _gather(self.states, self._line).amax(1)
@@ -122,9 +126,9 @@ class Block(Packed):
     shape: tuple[int, int] = (0, 0)  # rows, length
 
     @classmethod
-    def of(cls, x: Tensor, position: Tensor) -> Block:
+    def of(cls, x: Tensor, given: Named) -> Block:
         rows, length = x.shape[0], x.shape[1]
-        inner = even(position).mix
+        inner = even(given["position"]).mix
 
         def mix(query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Scores | None]:
             assert inner is not None
@@ -132,8 +136,9 @@ class Block(Packed):
             out, scores = inner(q, k, v, plan)
             return out.reshape(-1, out.shape[-1]), scores
 
-        flat = position.reshape(-1)
-        made = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, {"position": flat}, (rows, length))
+        tokens = {name: given[name].reshape(-1) for name in ("id", "type", "position") if name in given}
+        flat = tokens["position"]
+        made = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, tokens, (rows, length))
         made.__dict__["layout"] = Layout(NOBODY, NOBODY, flat, flat, True, mix=mix)
         return made
 
@@ -145,6 +150,9 @@ class Block(Packed):
 
     def mean(self) -> Tensor:
         return self._rows.mean(1)
+
+    def sums(self, values: Tensor) -> Tensor:
+        return values.view(*self.shape, values.shape[-1]).sum(1)
 
     def max(self) -> Tensor:
         return self._rows.amax(1)

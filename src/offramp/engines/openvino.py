@@ -78,6 +78,23 @@ class OpenVINOEngine(Engine):
         self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
         return out
 
+    def opened(self, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """Embeddings and off-ramp 0 in one graph."""
+        where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+        name = f"opened-{'even' if where.even else 'ragged'}"
+        draw = _joined.opened_even if where.even else _joined.opened_ragged
+        graph = self.shelf.attempt(name, lambda: draw(name, self.encoder.embed, partial(inner, 0)))
+        if graph is None or (not where.even and _sparse(where)):
+            return super().opened(heads, packed)
+        out = torch.empty(packed.total, self.encoder.hidden)
+        logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
+        if where.even:
+            block = (len(where.key_lengths), int(where.key_lengths[0]))
+            graph({key: packed.tokens[key].view(block) for key in graph.names}, [out, logits])
+        else:
+            graph({**packed.tokens, **_inputs(where), **_rows(where, graph)}, [out, logits])
+        return out, logits
+
     def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
         where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offramp.core.packed import Packed, pack
+from offramp.core.packed import Packed, joined, pack
 from offramp.tasks import Task
 from offramp.text.tokenise import Encoded
 
@@ -88,7 +88,7 @@ def grouped(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:
 
 def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
     """Which word each token belongs to; where words have answers, mark their first piece: there the answer stands."""
-    packed = packed.with_tokens(word=torch.tensor([word for e in encoded for word in e.words]))
+    packed = packed.with_tokens(word=torch.from_numpy(joined([e.words for e in encoded])))
     if task.kind != "token":
         return packed
     pairs = (pair for e in encoded for pair in zip([-1, *e.words], e.words, strict=False))

@@ -67,23 +67,28 @@ class LexicalRamp(nn.Module):
     STEP = 5.0  # tables learn faster than other fresh parameters by this factor (Adam ignores the scale of a gradient)
     PAIRS = 1 << 16  # neighbours share this many places by a hash of their ids
 
+    here: Tensor
+    next: Tensor
+
     def __init__(self, inner: nn.Module, cost: HeadCost, vocabulary: int, outputs: int) -> None:
         super().__init__()
         self.inner = inner
         self.words = nn.Parameter(torch.zeros(vocabulary, outputs))
         self.pairs = nn.Parameter(torch.zeros(self.PAIRS, outputs))
+        ids = torch.arange(vocabulary)[:, None]  # hashes looked up: compiled graphs count in floats, exact up to 2²⁴
+        self.register_buffer("here", ids * 31337 % self.PAIRS, persistent=False)
+        self.register_buffer("next", ids * 7919 % self.PAIRS, persistent=False)
         self.cost = cost._replace(token=cost.token + 2 * outputs)  # two additions per token and answer
 
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row."""
-        ids, starts = packed.tokens["id"], packed.starts.to(packed.device)
-        pairs = (ids * 31337 + ids.roll(-1) * 7919) % self.PAIRS
-        last = starts + packed.lengths.to(packed.device) - 1  # has no neighbour in its row
-        inside = torch.ones_like(ids, dtype=self.pairs.dtype).index_fill(0, last, 0.0)
-        known = F.embedding_bag(ids, self.words, starts, mode="sum")
-        beside = F.embedding_bag(pairs, self.pairs, starts, mode="sum", per_sample_weights=inside)
-        logits: Tensor = self.inner(packed) + self.STEP * (known + beside)
+        ids, place = packed.tokens["id"], packed.tokens["position"]
+        followed = place.roll(-1) == place + 1  # the last token of a row has no neighbour
+        pairs = (F.embedding(ids, self.here) + F.embedding(ids.roll(-1), self.next))[:, 0] % self.PAIRS
+        said = F.embedding(ids, self.words) + F.embedding(pairs, self.pairs) * followed.to(self.pairs.dtype)[:, None]
+        logits: Tensor = self.inner(packed) + self.STEP * packed.sums(said)
         return logits
+
 
 
 class SharedRamp(nn.Module):

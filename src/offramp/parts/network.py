@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +42,12 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return next(self.hf.parameters()).device
+        return self._first.device
+
+    @cached_property
+    def _first(self) -> Tensor:
+        """A parameter: it stays the same object wherever the model moves."""
+        return next(self.hf.parameters())
 
     @property
     def depth(self) -> int:
