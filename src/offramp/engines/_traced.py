@@ -14,6 +14,7 @@ from offramp.core.packed import Packed
 from offramp.core.relative import distance_scores, with_mask
 
 Named = dict[str, Tensor]
+IDS: tuple[str, ...] = ("id", "type", "position")
 NOBODY: Ints = np.zeros(0, dtype=np.int64)  # lengths that nobody reads while a layer is traced
 
 
@@ -89,7 +90,7 @@ class Rows(Packed):
 
     @classmethod
     def of(cls, given: Named) -> Rows:
-        tokens = {name: given[name] for name in ("id", "type", "position") if name in given}
+        tokens = {name: given[name] for name in IDS if name in given}
         made = cls(given["x"], given["lengths"], {}, tokens, given["line"], given["weight"])
         derived = {"layout": ragged(given), "row_of_token": given["row"], "starts": given["line"][:, 0]}
         made.__dict__.update(derived, total=given["x"].shape[0])
@@ -136,7 +137,7 @@ class Block(Packed):
             out, scores = inner(q, k, v, plan)
             return out.reshape(-1, out.shape[-1]), scores
 
-        tokens = {name: given[name].reshape(-1) for name in ("id", "type", "position") if name in given}
+        tokens = {name: given[name].reshape(-1) for name in IDS if name in given}
         flat = tokens["position"]
         made = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, tokens, (rows, length))
         made.__dict__["layout"] = Layout(NOBODY, NOBODY, flat, flat, True, mix=mix)
