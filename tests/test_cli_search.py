@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from offramp.model.points import Point
+from offramp.model.predictor import Predictor
+from offramp.study.budgets import spots
 from offramp.study.searching import drawing
 from offramp.training.schedule import Schedule
 from tests import runs
@@ -30,6 +32,9 @@ def test_search_finds_points_and_budgets_use_them(
     assert "iteration 1 of 1, 0 to try" in said.err and "tried on 8 rows" in said.err
     points = json.loads((run / "points.json").read_text())
     assert points["data"]["rows"] == 12 and points["data"]["name"].endswith("new.jsonl")
+    curve = spots(Predictor.load(run), runs.rows("classification", 20, 3))
+    assert len(curve) == len(points["points"]) and curve[-1].share == pytest.approx(1.0)
+    assert curve[0].share < 0.9  # run for real: a replay of full length would say 1
     again = call("search", run, *words, "--resume")
     assert again.code == 0 and "iteration" not in again.err  # everything was tried before
     assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6").code == 2

@@ -28,10 +28,13 @@ def complaints(
         return tuple(found)
     if all(p.mac_share >= points.loosest.mac_share for p in tried):
         early = any(p.mean_exit_layer < network.depth for p in tried)
-        why = "the heads cost more than leaving early saves" if early else "no row ever leaves early"
+        if network.ramps or network.decoder is not None:
+            why = "the heads cost more than leaving early saves" if early else "no row ever leaves early"
+        else:
+            why = "what decides costs more than it saves, or nothing is left out"
         found.append(f"no setting is cheaper than the full model: {why}")
     elif all(points.lost(p) > TOO_MUCH for p in points.points[:-1]):
-        cure = "train longer" if network.decoder else "train longer, or pool otherwise (--set pool=…)"
+        cure = "train longer, or pool otherwise (--set pool=…)" if network.ramps else "train longer"
         found.append(f"every cheaper setting loses two points or more: {cure}")
     return tuple(found)
 

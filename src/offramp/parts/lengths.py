@@ -19,6 +19,7 @@ from offramp.core.attention import Scores
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
+from offramp.parts import rows
 from offramp.parts.network import Network
 
 FLOOR = 2  # tokens that every row keeps, if it has them
@@ -31,10 +32,7 @@ def ranks(packed: Packed, scores: Tensor, first: bool) -> Tensor:
     level = (scores.detach().double() * FINE).round().long().clamp(0, MOST - 1)  # [tokens]
     if first:
         level = torch.where(packed.tokens["position"] == 0, MOST, level)
-    row = packed.row_of_token
-    order = (row * (MOST + 1) + (MOST - level)).argsort(stable=True)
-    place = torch.arange(packed.total, device=row.device) - packed.starts.to(row.device)[row]
-    return torch.empty_like(place).index_copy(0, order, place)
+    return rows.ranks(level, packed)
 
 
 def best(packed: Packed, scores: Tensor, counts: Tensor, first: bool) -> Tensor:

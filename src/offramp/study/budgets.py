@@ -64,17 +64,19 @@ def _milliseconds(
 
 
 def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
-    """Every operating point on these rows: one pass, then replays."""
+    """Every operating point on these rows: one pass and replays, or a run each where settings change later states."""
     if predictor.points is None:
         raise OfframpError("a curve", "a model without operating points", "give dev rows to `offramp train`")
     network, method, task = predictor.network, predictor.model.method, predictor.task
     data = Data(rows, predictor.prepare(rows))
-    loosest = method.policy(network, method.settings())
-    recording = record(network, data, policy=loosest)
+    recording = record(network, data, policy=method.policy(network, method.settings())) if method.replays else None
     found = []
     for point in predictor.points.points:
         settings = methods.configure(method.settings, point.settings, method.name)
-        outcome = replay(network, recording, method.policy(network, settings))
+        if recording is None:
+            outcome = predictor.run(data.encoded, settings)
+        else:
+            outcome = replay(network, recording, method.policy(network, settings))
         scores = task.metrics(rows, task.predictions(rows, data.encoded, outcome.logits))
         found.append(Spot(float(outcome.macs.sum()) / predictor.full_macs(data.encoded, outcome), scores[task.metric]))
     return found
