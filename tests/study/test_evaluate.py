@@ -55,6 +55,9 @@ def test_exits_add_up_to_the_rows(every_task: dict[str, Path], kind: str) -> Non
     assert cheap["macs"]["mean"] < full["macs"]["mean"]
     assert cheap["macs"]["share_of_full"] == pytest.approx(cheap["macs"]["mean"] / full["macs"]["mean"], abs=1e-3)
     assert cheap["mean_exit_layer"] < 3 and cheap["mean_tokens_kept"] < full["mean_tokens_kept"]
+    shares = cheap["tokens_by_layer"]
+    assert full["tokens_by_layer"] == [1.0, 1.0, 1.0] and shares == sorted(shares, reverse=True)
+    assert sum(shares) / 3 == pytest.approx(cheap["mean_tokens_kept"] / full["mean_tokens_kept"], abs=1e-3)
 
 
 def test_the_cell_says_what_the_predictions_say(trained: Path) -> None:

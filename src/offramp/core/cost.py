@@ -109,6 +109,15 @@ def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
     return macs([*log, Event("head", depth, rows, n, n)], prices, lengths.shape[0])
 
 
+def tokens_fed(log: Sequence[Event], depth: int) -> Tensor:
+    """Tokens that each layer computed, of all rows together."""  # [layers]
+    total = np.zeros(depth)
+    for event in log:
+        if event.what == "feed":
+            total[event.layer - 1] += int(event.tokens.sum())
+    return torch.from_numpy(total)
+
+
 def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
     """Token-layers computed ÷ layers, for every row."""  # [rows]
     total = np.zeros(rows)

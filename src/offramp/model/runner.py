@@ -36,6 +36,7 @@ def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed,
         made.exit_layer.numpy(),
         cost.macs(made.log, network, packed.count).numpy(),
         cost.tokens_kept(made.log, network.depth, packed.count).numpy(),
+        cost.tokens_fed(made.log, network.depth).numpy(),
     )
 
 
@@ -47,15 +48,16 @@ def run_encoded(
         return translate_encoded(network, engine, policy, encoded, batch_size)
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
-    done = 0
+    done, fed = 0, np.zeros(network.depth)
     for index in batches([len(e.ids) for e in encoded], batch_size):
         made = run_packed(network, engine, policy, packed_rows(network.task, [encoded[i] for i in index]))
         for i, part in zip(index, made.logits, strict=True):
             logits[i] = part
         exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
+        fed += 0.0 if made.fed is None else made.fed
         done += len(index)
         tell(done, len(encoded))
-    return Outcome(logits, exits, macs, kept)
+    return Outcome(logits, exits, macs, kept, fed)
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:

@@ -64,7 +64,7 @@ def translate_encoded(
         macs[index], full[index], kept[index] = spent
     answers = [np.stack((one.pieces, one.exits), axis=1) for one in said]
     layers = np.array([np.mean(one.exits) for one in said])
-    return Outcome(answers, layers, macs, kept, full)
+    return Outcome(answers, layers, macs, kept, full=full)
 
 
 def translate_packed(

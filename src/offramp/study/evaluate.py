@@ -124,4 +124,13 @@ def compute_of(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, 
         "mean_exit_layer": round(float(layers.mean()), 4),
         "exit_histogram": {str(layer): exits.get(layer, 0) for layer in range(predictor.network.depth + 1)},
         "mean_tokens_kept": round(float(kept.mean()), 3),
+        **_by_layer(data, outcome),
     }
+
+
+def _by_layer(data: Data, outcome: Outcome) -> dict[str, list[float]]:
+    """The share of all tokens that each layer still computed, where that was counted."""
+    if outcome.fed is None:
+        return {}
+    total = sum(len(one.ids) for one in data.encoded)
+    return {"tokens_by_layer": [round(float(fed) / total, 4) for fed in outcome.fed]}
