@@ -51,6 +51,19 @@ def test_stories_run_from_cheap_to_full_and_cost_what_predictions_cost(trained: 
         assert "<" in story.steps[-1].why
 
 
+def test_a_translation_shows_after_which_block_each_word_was_said(spoken: Path) -> None:
+    predictor = Predictor.load(spoken, "torch")
+    made = explain(predictor, "run", ["a b c"], predictor.settings(0.9))
+    story, (said,) = made.stories[made.chosen], predictor.predict(["a b c"], budget=0.9)
+    assert (story.answer["text"], story.pieces) == (said["text"], said["pieces"])
+    assert story.share * made.full_macs == pytest.approx(said["macs"], rel=1e-6)
+    for step in story.steps:
+        assert step.tokens == [GONE if exit_ < step.layer else LIVE for exit_ in said["exits"]]
+        here = [piece for piece, exit_ in zip(said["pieces"], said["exits"], strict=True) if exit_ == step.layer]
+        assert (step.answer or {"said": ""})["said"] == " ".join(here)
+    assert story.steps[-1].layer == max(said["exits"])
+
+
 def test_the_page_holds_everything_and_closes_no_script(trained: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(trained, "torch")
     made = explain(predictor, "run", ["a </script> film"], predictor.settings(1.0))

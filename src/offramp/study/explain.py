@@ -42,6 +42,7 @@ class Story:
     answer: dict[str, Any]
     exit_layer: float
     share: float  # of the full model's MACs on this input
+    pieces: list[str] | None = None  # where the model says words: these are the tokens of the steps, not the input's
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,6 @@ class _Watch(policy.Policy):
 
 def explain(predictor: Predictor, name: str, inputs: Sequence[str], settings: Any) -> Explanation:
     """The story of one input at `settings` and, for comparison, at every operating point."""
-    if predictor.network.decoder is not None:
-        fix = "`offramp predict` gives every piece with the exit that said it"
-        raise OfframpError("a story of layers", f"the task {predictor.task.name!r}, which says words", fix)
     row = _row(predictor, inputs)
     encoded = predictor.prepare([row], "the input")
     if len(encoded) != 1:
@@ -123,17 +121,37 @@ def explain(predictor: Predictor, name: str, inputs: Sequence[str], settings: An
         raise OfframpError("an input that fits into one window", given, "give a shorter text")
     wanted = asdict(settings)
     listed = [dict(point.settings) for point in predictor.points.points] if predictor.points else [wanted]
-    stories = [_story(predictor, row, encoded[0], one) for one in listed]
-    mine = _story(predictor, row, encoded[0], wanted)
+    tell = _story if predictor.network.decoder is None else _spoken
+    stories = [tell(predictor, row, encoded[0], one) for one in listed]
+    mine = tell(predictor, row, encoded[0], wanted)
     if mine not in stories:
         stories.append(mine)
     stories.sort(key=lambda story: story.share)
     network = predictor.network
-    full = float(cost.full(network, network.depth, torch.tensor([len(encoded[0].ids)]))[0])
+    full = predictor.full_macs(encoded, predictor.run(encoded, settings))
     pieces = predictor.model.tokenizer.convert_ids_to_tokens(encoded[0].ids)
     about = (name, predictor.model.method.name, predictor.task.name, network.depth, dict(row))
     shape = (list(pieces), encoded[0].words, encoded[0].cut, full)
     return Explanation(*about, *shape, stories, stories.index(mine))
+
+
+def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> Story:
+    """A sentence that is said: after each block of the decoder, which words had left and which went on."""
+    method = predictor.model.method
+    settings = methods.configure(method.settings, dict(given), method.name)
+    outcome = predictor.run([encoded], settings)
+    said = predictor.task.predictions([row], [encoded], outcome.logits)[0]
+    pieces, exits = said["pieces"], said["exits"]
+    steps = []
+    for block in range(1, predictor.network.depth + 1):
+        left = [piece for piece, exit_ in zip(pieces, exits, strict=True) if exit_ == block]
+        tokens = [GONE if exit_ < block else LIVE for exit_ in exits]
+        why = f"{len(left)} of {len(pieces)} pieces leave here"
+        steps.append(Step(block, tokens, {"said": " ".join(left)} if left else None, why, bool(left)))
+        if all(exit_ <= block for exit_ in exits):
+            break
+    share = float(outcome.macs.sum()) / predictor.full_macs([encoded], outcome)
+    return Story(asdict(settings), steps, {"text": said["text"]}, float(outcome.exit_layer[0]), share, pieces)
 
 
 def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:

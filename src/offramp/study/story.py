@@ -26,13 +26,16 @@ def show(explanation: Explanation, console: Console) -> None:
     for title, ratio in (("layer", None), ("tokens", 3), ("off-ramp", 2)):
         table.add_column(title, ratio=ratio, justify="right" if title == "layer" else "left")
     for step in story.steps:
-        table.add_row(str(step.layer), _tokens(explanation, step), _said(step))
+        table.add_row(str(step.layer), _tokens(explanation, story, step), _said(step))
     console.print(table)
     console.print(_outcome(explanation, story))
 
 
-def _tokens(explanation: Explanation, step: Step) -> Text:
-    """Word pieces as they stand after the layer; tags beneath become tags behind."""
+def _tokens(explanation: Explanation, story: Story, step: Step) -> Text:
+    """Word pieces as they stand after the layer (of what was said, where words are); tags beneath become tags behind."""
+    if story.pieces is not None:
+        pairs = zip(story.pieces, step.tokens, strict=True)
+        return Text(" ").join(Text(piece, LOOKS.get(state, "")) for piece, state in pairs)
     line, tags = Text(), (step.answer or {}).get("tags", [])
     seen = -1
     for piece, word, state in zip(explanation.tokens, explanation.words, step.tokens, strict=True):
@@ -46,7 +49,7 @@ def _tokens(explanation: Explanation, step: Step) -> Text:
 
 def _said(step: Step) -> RenderableType:
     if step.answer is None:
-        return Text("no off-ramp here", "dim")
+        return Text(step.why or "no off-ramp here", "dim")
     lines: list[RenderableType] = [Text(line, "" if step.asked else "dim") for line in _answer_lines(step.answer)]
     if step.why or not step.asked:
         lines.append(Text(step.why or "not asked", "italic dim"))
@@ -74,7 +77,7 @@ def _short(value: Any) -> str:
 def _outcome(explanation: Explanation, story: Story) -> str:
     layer = f"{story.exit_layer:g}" if story.exit_layer == int(story.exit_layer) else f"{story.exit_layer:.2f} (mean)"
     left = sum(state == GONE for state in story.steps[-1].tokens)
-    gone = f", {left} of {len(explanation.tokens)} tokens had left" if left else ""
+    gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and story.pieces is None else ""
     spent = f"{story.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
     head = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
     return f"{head.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"

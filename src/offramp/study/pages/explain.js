@@ -15,11 +15,11 @@ function short(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-function tokens(step) {
+function tokens(story, step) {
   const line = make("div", "tokens");
-  const tags = step.answer && step.answer.tags;
+  const tags = !story.pieces && step.answer && step.answer.tags;
   let before = -1;
-  data.tokens.forEach((piece, i) => {
+  (story.pieces || data.tokens).forEach((piece, i) => {
     const node = make("span", "token " + step.tokens[i], piece);
     node.title = { live: "computed", idle: "still seen by others, no longer computed", gone: "has left" }[step.tokens[i]];
     const word = data.words[i];
@@ -32,7 +32,7 @@ function tokens(step) {
 
 function said(step) {
   const box = make("div", step.asked ? "" : "unasked");
-  if (!step.answer) { box.append(make("span", "soft small", "no off-ramp here")); return box; }
+  if (!step.answer) { box.append(make("span", "soft small", step.why || "no off-ramp here")); return box; }
   if (step.answer.scores) {
     const best = Object.entries(step.answer.scores).sort((a, b) => b[1] - a[1]).slice(0, MOST);
     for (const [name, share] of best) {
@@ -57,14 +57,14 @@ function draw(index) {
   find("budget").setAttribute("aria-valuetext", find("asked").textContent);
   find("layers").replaceChildren(...story.steps.map((step) => {
     const row = make("section", "layer");
-    row.append(make("div", "number", step.layer), tokens(step), said(step));
+    row.append(make("div", "number", step.layer), tokens(story, step), said(step));
     return row;
   }));
-  const answer = story.answer.label !== undefined ? story.answer.label : short(story.answer.answer ?? story.answer.value ??
+  const answer = story.answer.label !== undefined ? story.answer.label : short(story.answer.answer ?? story.answer.value ?? story.answer.text ??
     (story.answer.tags || []).join(" "));
   const gone = story.steps.length ? story.steps[story.steps.length - 1].tokens.filter((t) => t === "gone").length : 0;
   find("final").textContent = `${answer}: left after layer ${Number(story.exit_layer.toFixed(2))} of ${data.depth}` +
-    (gone ? `, ${gone} of ${data.tokens.length} tokens had left` : "") +
+    (gone && !story.pieces ? `, ${gone} of ${data.tokens.length} tokens had left` : "") +
     `; ${(100 * story.share).toFixed(1)} % of ${(data.full_macs / 1e6).toFixed(1)} million multiply-accumulates`;
 }
 
