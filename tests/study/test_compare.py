@@ -10,6 +10,8 @@ import pytest
 from offramp.cli import main
 from offramp.errors import OfframpError
 from offramp.study import compare as study
+from offramp.study.clocking import clock
+from offramp.study.collect import collect
 from offramp.study.compare import Place, Progress, compare
 from offramp.study.plan import Plan, Set, chosen_methods, seconds, sets_of
 from offramp.study.progress import status
@@ -84,6 +86,13 @@ def test_every_cell_runs_once_and_a_broken_one_stops_nobody(
     assert len(again.done) == 4 and not again.broken and len(again.spent) == 1  # only the broken one ran
     cells = json.loads(next((tmp_path / "out" / "cells").glob("*branchynet*")).read_text())
     assert cells[0]["curve"] and cells[0]["trained"]["init"].endswith("full-s42")
+    timed = [cell for cell in again.cells if cell.method == "branchynet"]
+    assert clock(timed, tmp_path / "out", 4, "offramp compare") == {}
+    (file,) = (tmp_path / "out" / "cells").glob("bench-*.json")
+    sizes = {row["batch_size"] for row in json.loads(file.read_text())["rows"]}
+    assert sizes == {1, 32} and len(collect(str(file.parent)).benches) == 1
+    before = file.stat().st_mtime_ns
+    assert clock(timed, tmp_path / "out", 4, "offramp compare") == {} and file.stat().st_mtime_ns == before
     elsewhere = compare(plan, Place(tmp_path / "new", collect=str(tmp_path / "out")))
     assert len(elsewhere.collected) == 4 and not elsewhere.done
 

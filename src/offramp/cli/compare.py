@@ -22,6 +22,7 @@ def command(
     lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 1e-4,
     time_limit: Annotated[str | None, typer.Option(help="start no cell that would end later: 90m, 2h")] = None,
     collect: Annotated[str, typer.Option(help="earlier results: cells found there do not run again")] = "results",
+    bench: Annotated[int, typer.Option(min=0, help="at the end time every run on the first N rows; 0: none")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a comparison")] = False,
 ) -> None:
     """Train, calibrate and evaluate every method on every data set, fairly; then write the report."""
@@ -29,6 +30,7 @@ def command(
 
     from offramp.study import compare as study
     from offramp.study import console, progress
+    from offramp.study.clocking import clock
     from offramp.study.moviedata import carried_model
     from offramp.study.plan import Plan, chosen_methods, seconds, sets_of
 
@@ -39,4 +41,6 @@ def command(
     plan = Plan(sets_of(data, rows), named, chosen_methods(methods), range(42, 42 + seeds), training)
     with progress.Comparison(out) as shown:
         made = study.compare(plan, study.Place(Path(out), collect, limit, command_line()), shown.tell)
+    if bench:
+        made.broken.update(clock(made.cells, Path(out), bench, command_line(), console.say_plainly))
     progress.conclude(made, out, console.out)

@@ -32,7 +32,7 @@ def show(explanation: Explanation, console: Console) -> None:
 
 
 def _tokens(explanation: Explanation, story: Story, step: Step) -> Text:
-    """Word pieces as they stand after the layer (of what was said, where words are); tags beneath become tags behind."""
+    """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind."""
     if story.pieces is not None:
         pairs = zip(story.pieces, step.tokens, strict=True)
         return Text(" ").join(Text(piece, LOOKS.get(state, "")) for piece, state in pairs)
