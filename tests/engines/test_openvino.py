@@ -194,6 +194,24 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
                 blob.write_bytes(b"nonsense")
 
 
+def test_torch_computes_with_one_thread_while_graphs_run() -> None:
+    """Its threads spin after every product, on the cores that graphs want."""
+    seen, before = [], torch.get_num_threads()
+
+    class Looks(Leave):
+        def leave(self, layer: int, s: State) -> Tensor | None:
+            seen.append(torch.get_num_threads())
+            return super().leave(layer, s)
+
+    try:
+        torch.set_num_threads(2)
+        net, engine = net_for("classification", "bert"), compiled("classification", "bert")
+        answer(engine, net, Looks({1: [0]}), pack(tiny.rows([5, 6])))
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_exits_beyond_tracing_stay_with_torch() -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
     assert isinstance(engine, OpenVINOEngine)

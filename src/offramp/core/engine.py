@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -46,6 +47,10 @@ class Engine(Protocol):
         """Embeddings, all layers and the last exit, where nobody looks at all: logits; by default one after another."""
         states = self.whole(range(1, self.depth + 1), self.embed(packed), packed.layout)
         return heads(self.depth, packed.with_states(states))
+
+    def room(self) -> AbstractContextManager[None]:
+        """Held while a batch runs: an engine with threads of its own keeps torch's out of their way."""
+        return nullcontext()
 
     def exits(self, heads: Heads) -> Heads:
         """The same exits as this engine runs them; by default as they are."""

@@ -100,6 +100,11 @@ class State:
 
 def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     """A packed batch through the layers, as far as the policy sends each row and token."""
+    with engine.room():
+        return _run(engine, heads, policy, packed)
+
+
+def _run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
     if not policy.wants_anything(engine.depth):
         return _straight(engine, heads, packed)
     asked = policy.wants_logits(0)

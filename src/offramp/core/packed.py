@@ -50,8 +50,8 @@ class Packed:
     @cached_property
     def row_of_token(self) -> Tensor:
         """Row index of every token."""  # [tokens]
-        rows = torch.repeat_interleave(torch.arange(self.count), self.lengths, output_size=self.total)
-        return rows.to(self.device)
+        rows = np.repeat(np.arange(self.count), self.lengths.numpy())  # torch would wake its threads for a handful
+        return torch.from_numpy(rows).to(self.device)
 
     @property
     def device(self) -> torch.device:

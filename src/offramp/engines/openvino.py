@@ -8,6 +8,8 @@ exits stay in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -133,6 +135,19 @@ class OpenVINOEngine(Engine):
     def _model(self, name: str, last: Heads) -> _sketch.Sketch:
         draw = _joined.model_even if name == "model-even" else _joined.model_ragged
         return draw(name, _joined.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """One thread for torch: after every small product its others would spin where graphs want to compute."""
+        before = torch.get_num_threads()
+        if before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def exits(self, heads: Heads) -> Heads:
         """Compiled exits."""
