@@ -1,0 +1,60 @@
+"""What every exit of a run is worth when all rows leave there: the published shapes of joint, two-stage, alternating.
+
+    python benchmarks/exit_scores.py --data test.jsonl --json exits.json RUN…
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from pathlib import Path
+from typing import Any
+
+from offramp import __version__
+from offramp.budget.record import record
+from offramp.model.files import write_json
+from offramp.model.folder import read_recipe
+from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data
+from offramp.study.evaluate import hardware, model_name, place
+from offramp.text.read import read
+
+
+def scores(run: str, source: str) -> dict[str, Any]:
+    """The task's metric after every layer that has an exit."""
+    predictor, rows = Predictor.load(run, "torch"), read(source)
+    network, task = predictor.network, predictor.task
+    task.check(rows, source)
+    data = Data(rows, predictor.prepare(rows, source))
+    said = record(network, data).logits
+    per_token = network.per_token
+    lengths = [len(e.ids) for e in data.encoded]
+    found = {}
+    for layer, logits in sorted(said.items()):
+        parts = list(logits.split(lengths)) if per_token else list(logits)
+        answers = task.predictions(rows, data.encoded, [part.numpy() for part in parts])
+        found[str(layer)] = round(task.metrics(rows, answers)[task.metric], 4)
+    recipe = read_recipe(run)
+    kept = {key: recipe.get(key) for key in ("method", "options", "schedule")}
+    return {"metric": task.metric, "model": model_name(predictor.model.base_model), "trained": kept, "exits": found}
+
+
+def main() -> None:
+    """A table of runs by exits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    made = {Path(run).name: scores(run, options.data) for run in options.runs}
+    for name, one in made.items():
+        print(f"{name:24}", *(f"{layer}:{100 * value:5.1f}" for layer, value in one["exits"].items()))
+    data, split = place(options.data)
+    about = {"what": "score of each exit when all rows leave there", "data": data, "split": split}
+    about |= {"hardware": hardware(), "version": __version__, "date": datetime.date.today().isoformat()}
+    if options.json:
+        write_json(Path(options.json), {**about, "runs": made})
+
+
+if __name__ == "__main__":
+    main()
