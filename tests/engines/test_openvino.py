@@ -20,7 +20,7 @@ from offramp.core.policy import Both, Policy
 from offramp.engines import How, _shelf
 from offramp.engines.openvino import OpenVINOEngine
 from offramp.parts.exits import ExitOptions, ramps
-from offramp.parts.heads import LexicalRamp
+from offramp.parts.heads import LexicalRamp, OffRamp
 from offramp.parts.network import Network, network
 from offramp.tasks import get
 from tests import runs, tiny
@@ -212,24 +212,33 @@ def test_torch_computes_with_one_thread_while_graphs_run() -> None:
         torch.set_num_threads(before)
 
 
-def test_exits_beyond_tracing_stay_with_torch() -> None:
-    net, engine = net_for("classification", "bert"), compiled("classification", "bert")
+def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = net_for("classification", "bert")
+    real = OffRamp.forward
+
+    def counts(self: OffRamp, packed: Packed) -> Tensor:
+        assert packed.count == 3  # a number of rows that is known: nothing a graph of free shapes can have
+        return real(self, packed)
+
+    monkeypatch.setattr(OffRamp, "forward", counts)
+    engine = engines.make("openvino", net.encoder, How("fp32", 1))
     assert isinstance(engine, OpenVINOEngine)
-    answer(engine, net, Leave({0: [0], 1: [1]}), pack(tiny.rows([5, 6, 7])))
-    assert engine.shelf.graphs["head-0"] is None  # it hashes token ids
-    assert engine.shelf.graphs["head-1"] is not None
+    answer(engine, net, Leave({1: [0, 1, 2]}), pack(tiny.rows([5, 6, 7])))
+    assert engine.shelf.graphs["head-1"] is None
 
 
 @pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
-def test_embeddings_and_an_off_ramp_that_knows_words_are_one_graph(lengths: list[int]) -> None:
+def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(lengths: list[int]) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
     net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
-    ramp = net.added.update({"ramps": ramps(net, ExitOptions())}) or net.ramps[0]
-    assert isinstance(ramp, LexicalRamp)
+    net.added.update({"ramps": ramps(net, ExitOptions(lexical_depth=1))})
     torch.manual_seed(1)
-    for table in (ramp.words, ramp.pairs):
-        torch.nn.init.normal_(table)
+    for layer in (0, 1):
+        ramp = net.ramps[layer]
+        assert isinstance(ramp, LexicalRamp)
+        for table in (ramp.words, ramp.pairs):
+            torch.nn.init.normal_(table)
     net.eval()
     engine = engines.make("openvino", net.encoder, How("fp32", 1))
     packed = pack([torch.randint(60_000, (length,)).tolist() for length in lengths])
@@ -239,6 +248,10 @@ def test_embeddings_and_an_off_ramp_that_knows_words_are_one_graph(lengths: list
         assert logits is not None
         assert torch.allclose(states, wanted.states, atol=1e-4)
         assert torch.allclose(logits, net(0, wanted), atol=1e-3)
+        states, logits = engine.answered(1, engine.exits(net), wanted)
+        assert logits is not None
+        assert torch.allclose(logits, net(1, wanted.with_states(states)), atol=1e-3)
+        assert torch.allclose(engine.exits(net)(1, wanted), net(1, wanted), atol=1e-3)
 
 
 def test_a_run_answers_alike_with_both_engines(trained: Path, tmp_path: Path) -> None:

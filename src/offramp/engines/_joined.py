@@ -23,8 +23,8 @@ def exit_even(name: str, layer: Layer, function: Callable[[Packed], Tensor], hid
 
     def sample(rows: int, length: int) -> Sample:
         packed = packed_sample([length] * rows).with_states(states(rows * length, hidden))
-        position = packed.tokens["position"].view(rows, length)
-        block = {"x": packed.states.view(rows, length, hidden), "position": position}
+        block = {key: tensor.view(rows, length) for key, tensor in ids_of(packed).items()}
+        block["x"] = packed.states.view(rows, length, hidden)
         return Sample(block, lambda: _answered(layer, function, packed))
 
     return Sketch(name, traced, (sample(2, 6), sample(3, 7)))
@@ -39,7 +39,8 @@ def exit_ragged(name: str, layer: Layer, function: Callable[[Packed], Tensor], h
 
     def sample(lengths: Sequence[int]) -> Sample:
         packed = packed_sample(lengths).with_states(states(sum(lengths), hidden))
-        return Sample({"x": packed.states, **all_inputs(packed)}, lambda: _answered(layer, function, packed))
+        given = {"x": packed.states, **ids_of(packed), **all_inputs(packed)}
+        return Sample(given, lambda: _answered(layer, function, packed))
 
     return Sketch(name, traced, (sample(FEW), sample(MANY)))
 

@@ -114,7 +114,7 @@ def head(name: str, function: Callable[[Packed], Tensor], hidden: int) -> Sketch
 
     def sample(lengths: Sequence[int]) -> Sample:
         packed = packed_sample(lengths).with_states(states(sum(lengths), hidden))
-        return Sample({"x": packed.states, **all_inputs(packed)}, lambda: (function(packed),))
+        return Sample({"x": packed.states, **ids_of(packed), **all_inputs(packed)}, lambda: (function(packed),))
 
     return Sketch(name, lambda given: (function(Rows.of(given)),), (sample(FEW), sample(MANY)))
 

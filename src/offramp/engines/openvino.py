@@ -8,10 +8,11 @@ exits stay in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -112,9 +113,9 @@ class OpenVINOEngine(Engine):
         out = torch.empty(x.shape)
         logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
         if where.even:
-            graph(*_block(where, graph, x, [out, logits]))
+            graph(*_block(where, graph, x, [out, logits], packed.tokens))
         else:
-            graph({"x": x, **_inputs(where), **_rows(where, graph)}, [out, logits])
+            graph({**packed.tokens, "x": x, **_inputs(where), **_rows(where, graph)}, [out, logits])
         return out, logits
 
     def straight(self, heads: Heads, packed: Packed) -> Tensor:
@@ -183,13 +184,14 @@ class OpenVINOEngine(Engine):
         return outputs
 
 
-def _block(where: Layout, graph: Graph, x: Tensor, outputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _block(
+    where: Layout, graph: Graph, x: Tensor, outputs: list[Tensor], tokens: Mapping[str, Tensor] = MappingProxyType({})
+) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Inputs and outputs of a graph over rows of one length: states as [rows, length, hidden]."""
     block = (len(where.key_lengths), int(where.key_lengths[0]))
-    given = {"x": x.view(*block, -1)}
-    if "position" in graph.names:
-        given["position"] = where.key_position.view(block)
-    return given, [outputs[0].view(*block, -1), *outputs[1:]]
+    columns = {"position": where.key_position, **tokens}
+    given = {name: columns[name].view(block) for name in graph.names if name in columns}
+    return {**given, "x": x.view(*block, -1)}, [outputs[0].view(*block, -1), *outputs[1:]]
 
 
 def _sparse(where: Layout) -> bool:
@@ -239,7 +241,7 @@ class Exits:
             made: Tensor = function(packed)
             return made
         out = torch.empty((packed.total if per_token else packed.count, *graph.widths[0]))
-        graph({"x": packed.states, **_rows(packed.layout, graph)}, [out])
+        graph({**packed.tokens, "x": packed.states, **_rows(packed.layout, graph)}, [out])
         return out
 
 

@@ -30,7 +30,8 @@ class ExitOptions:
 
     pool: Pool = "meanmax"
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
-    lexical: bool = True  # off-ramp 0 of whole-row classes knows words and pairs of neighbours (two look-up tables)
+    lexical: bool = True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
+    lexical_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
     weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
     mixed: bool = False  # joint methods: fine-tune the backbone alone first
@@ -39,6 +40,9 @@ class ExitOptions:
     def __post_init__(self) -> None:
         if not 0.0 < self.head_lr < 1.0:
             raise OfframpError("a learning rate of heads", f"head_lr={self.head_lr}", "use e.g. 0.002")
+        if self.lexical_depth < 0:
+            given = f"lexical_depth={self.lexical_depth}"
+            raise OfframpError("how deep off-ramps know words", given, "use 0 (off-ramp 0 only) or a layer, e.g. 2")
 
 
 @dataclass(frozen=True)
@@ -172,9 +176,10 @@ def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module])
     if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
         return nn.ModuleDict({layer: SharedRamp(network.last.apply, network.last.cost) for layer in layers})
     made = {layer: head() for layer in layers}
-    if options.ramp0 and options.lexical and task.kind == "row" and "distribution" in task.provides:
-        cost: HeadCost = made["0"].cost  # type: ignore[assignment]  # a module attribute
-        made["0"] = LexicalRamp(made["0"], cost, network.hf.config.vocab_size, task.outputs)
+    if options.lexical and task.kind == "row" and "distribution" in task.provides:
+        for layer in [layer for layer in layers if int(layer) <= options.lexical_depth]:
+            cost: HeadCost = made[layer].cost  # type: ignore[assignment]  # a module attribute
+            made[layer] = LexicalRamp(made[layer], cost, network.hf.config.vocab_size, task.outputs)
     return nn.ModuleDict(made)
 
 

@@ -58,10 +58,10 @@ class OffRamp(nn.Module):
 
 
 class LexicalRamp(nn.Module):
-    """Off-ramp 0 that also knows words: what each token and each pair of neighbours says for each answer, added up.
+    """An early off-ramp that knows words: what each token and each pair of neighbours says for each answer, added up.
 
     A linear bag of words inside the model: two tables looked up, no matrix product. On topics it answers like TF-IDF
-    with logistic regression, before any layer has run. Only rows whose tokens are all there may be read.
+    with logistic regression, before any layer has run. Where tokens have left, those that are there speak.
     """
 
     STEP = 5.0  # tables learn faster than other fresh parameters by this factor (Adam ignores the scale of a gradient)
