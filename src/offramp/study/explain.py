@@ -141,7 +141,7 @@ def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, give
     settings = methods.configure(method.settings, dict(given), method.name)
     outcome = predictor.run([encoded], settings)
     said = predictor.task.predictions([row], [encoded], outcome.logits)[0]
-    pieces, exits = said["pieces"], said["exits"]
+    pieces, exits = [_readable(predictor, piece) for piece in said["pieces"]], said["exits"]
     steps = []
     for block in range(1, predictor.network.depth + 1):
         left = [piece for piece, exit_ in zip(pieces, exits, strict=True) if exit_ == block]
@@ -152,6 +152,12 @@ def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, give
             break
     share = float(outcome.macs.sum()) / predictor.full_macs([encoded], outcome)
     return Story(asdict(settings), steps, {"text": said["text"]}, float(outcome.exit_layer[0]), share, pieces)
+
+
+def _readable(predictor: Predictor, piece: str) -> str:
+    """A piece without the tokenizer's mark of a word's beginning, unless it is half a letter."""
+    text = str(predictor.model.tokenizer.convert_tokens_to_string([piece])).strip()
+    return piece if not text or "\ufffd" in text else text
 
 
 def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:
