@@ -21,15 +21,15 @@ from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from offramp.methods.faster_dat import Options, Planned, Policy, Settings
 from offramp.model import folder
-from offramp.parts.batch import Batch, packed_rows
+from offramp.parts.batch import Batch, Data, packed_rows
 from offramp.parts.network import Network
-from offramp.parts.plans import GuessWords
+from offramp.parts.plans import Extent, GuessWords, by_information
 from offramp.parts.stage import Backward, Stage
 from offramp.parts.trace import trace
 from offramp.parts.words import table, vocabulary, words_of
 from offramp.text.tokenise import Encoded
 from offramp.training.schedule import Schedule
-from tests import runs, tiny
+from tests import runs, tiny, tiny_tokenizers
 
 ROWS = [{"text": "a", "label": i % 3} for i in range(3)]
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 3], [2, 10, 3]]
@@ -151,6 +151,15 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
     alone = [model.predict([text], budget=1.0)[0] for text in texts]
     assert [a["label"] for a in together] == [a["label"] for a in alone]
     assert [a["macs"] for a in together] == [a["macs"] for a in alone]
+
+
+def test_telling_words_may_go_deep_instead() -> None:
+    rows = runs.rows("classification", 24)
+    task = tasks.get("classification").from_rows(rows, "rows")
+    data = Data(rows, task.encode(tiny_tokenizers.wordpiece(), rows, 64))
+    tables = [by_information(task, data, Extent(3), 0.1, telling) for telling in (False, True)]
+    assert torch.equal(tables[0]["pieces"], tables[1]["pieces"])
+    assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])
 
 
 @pytest.mark.parametrize("kind", ["tagging", "pairs"])

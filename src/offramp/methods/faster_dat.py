@@ -63,6 +63,7 @@ class Options:
 
     estimation: Literal["mi", "reconstruction"] = "mi"
     layers: int = 0  # the largest depth N; 0: all the layers there are
+    deep: Literal["rare", "telling"] = "rare"  # mi: which words go deep: those that tell little (as published), or much
     smoothing: float = 0.1  # mi: added to every count
     penalty: float = 0.1  # reconstruction: λ
     spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
@@ -201,7 +202,7 @@ class Planned(Stage):
         options, layers, masked = self.options, _table(self.network).layers, _masked(self.network)
         extent = Extent(layers, options.least_count, options.unseen)
         if masked is None:
-            return by_information(self.network.task, data, extent, options.smoothing)
+            return by_information(self.network.task, data, extent, options.smoothing, options.deep == "telling")
         if options.transductive:
             return by_reconstruction(self.network, masked, data, extent, spacing=0)
         return by_reconstruction(self.network, masked, some_of(data, options.rows), extent, options.spacing)

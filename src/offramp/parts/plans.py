@@ -28,11 +28,14 @@ class Extent(NamedTuple):
     unseen: int = 0  # the depth of unseen words; 0: the median of the seen ones
 
 
-def by_information(task: Task, data: Data, extent: Extent, smoothing: float) -> dict[str, Tensor]:
-    """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes."""
+def by_information(
+    task: Task, data: Data, extent: Extent, smoothing: float, telling_deep: bool = False
+) -> dict[str, Tensor]:
+    """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes, or the other way round."""
     found = seen(task, data, extent.least_count)
     told = mutual_information(found.vocabulary.which, found.words.row, labels_of(task, data), smoothing)
     depths = torch.from_numpy(depths_by_information(told, extent.layers)).float()[:, None]
+    depths = extent.layers + 1 - depths if telling_deep else depths
     return table(found.packed.tokens["id"], found.vocabulary, depths, torch.zeros(1), extent.unseen)
 
 
