@@ -8,11 +8,10 @@ exits stay in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,10 +22,9 @@ from offramp.core.engine import Engine, Heads
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
 from offramp.engines import How, _joined, _sketch
-from offramp.engines._runtime import Graph, Settings, share
+from offramp.engines._given import block, columns, inputs, rows, sparse
+from offramp.engines._runtime import Graph, Settings
 from offramp.engines._shelf import Shelf
-
-SPARSE = 4  # a batch whose rectangle of rows is that many times its tokens is pooled by torch
 
 
 @dataclass(frozen=True)
@@ -87,21 +85,20 @@ class OpenVINOEngine(Engine):
         name = f"opened-{'even' if where.even else 'ragged'}"
         draw = _joined.opened_even if where.even else _joined.opened_ragged
         graph = self.shelf.attempt(name, lambda: draw(name, self.encoder.embed, partial(inner, 0)))
-        if graph is None or (not where.even and _sparse(where)):
+        if graph is None or (not where.even and sparse(where)):
             return super().opened(heads, packed)
         out = torch.empty(packed.total, self.encoder.hidden)
         logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
         if where.even:
-            block = (len(where.key_lengths), int(where.key_lengths[0]))
-            graph({key: packed.tokens[key].view(block) for key in graph.names}, [out, logits])
+            graph(columns(where, graph, packed.tokens), [out, logits])
         else:
-            graph({**packed.tokens, **_inputs(where), **_rows(where, graph)}, [out, logits])
+            graph({**packed.tokens, **inputs(where), **rows(where, graph)}, [out, logits])
         return out, logits
 
     def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
         where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
-        if not self.shelf.settings.exact or len(set(self._twins)) < self.depth or (not where.even and _sparse(where)):
+        if not self.shelf.settings.exact or len(set(self._twins)) < self.depth or (not where.even and sparse(where)):
             return super().answered(layer, heads, packed)
         name = f"layer-{layer}-exit-{'even' if where.even else 'ragged'}"
         draw = _joined.exit_even if where.even else _joined.exit_ragged
@@ -113,9 +110,9 @@ class OpenVINOEngine(Engine):
         out = torch.empty(x.shape)
         logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
         if where.even:
-            graph(*_block(where, graph, x, [out, logits], packed.tokens))
+            graph(*block(where, graph, x, [out, logits], packed.tokens))
         else:
-            graph({**packed.tokens, "x": x, **_inputs(where), **_rows(where, graph)}, [out, logits])
+            graph({**packed.tokens, "x": x, **inputs(where), **rows(where, graph)}, [out, logits])
         return out, logits
 
     def straight(self, heads: Heads, packed: Packed) -> Tensor:
@@ -123,14 +120,13 @@ class OpenVINOEngine(Engine):
         where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
         name = "model-even" if where.even else "model-ragged"
         graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
-        if graph is None or (not where.even and _sparse(where)):
+        if graph is None or (not where.even and sparse(where)):
             return super().straight(heads, packed)
         out = torch.empty((packed.total if last.per_token else packed.count, *graph.widths[0]))
         if where.even:
-            block = (len(where.key_lengths), int(where.key_lengths[0]))
-            graph({key: packed.tokens[key].view(block) for key in graph.names}, [out])
+            graph(columns(where, graph, packed.tokens), [out])
         else:
-            graph({**packed.tokens, **_inputs(where), **_rows(where, graph)}, [out])
+            graph({**packed.tokens, **inputs(where), **rows(where, graph)}, [out])
         return out
 
     def _model(self, name: str, last: Heads) -> _sketch.Sketch:
@@ -168,10 +164,10 @@ class OpenVINOEngine(Engine):
             outputs += [torch.empty(x.shape[0]), torch.empty(x.shape[0])]
         if where.even:
             graph = self._graph(layer, f"{half}-even", partial(_sketch.layer_even, half=half))
-            graph(*_block(where, graph, x, outputs))
+            graph(*block(where, graph, x, outputs))
         else:
             graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
-            graph({"x": x, **_inputs(where)}, outputs)
+            graph({"x": x, **inputs(where)}, outputs)
         return outputs
 
     def _idle(self, layer: int, half: str, queries: Tensor, keys: Tensor, where: Layout) -> list[Tensor]:
@@ -180,34 +176,8 @@ class OpenVINOEngine(Engine):
         if half == "scored":
             outputs += [torch.empty(keys.shape[0]), torch.empty(keys.shape[0])]
         graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
-        graph({"queries": queries, "x": keys, **_inputs(where)}, outputs)
+        graph({"queries": queries, "x": keys, **inputs(where)}, outputs)
         return outputs
-
-
-def _block(
-    where: Layout, graph: Graph, x: Tensor, outputs: list[Tensor], tokens: Mapping[str, Tensor] = MappingProxyType({})
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Inputs and outputs of a graph over rows of one length: states as [rows, length, hidden]."""
-    block = (len(where.key_lengths), int(where.key_lengths[0]))
-    columns = {"position": where.key_position, **tokens}
-    given = {name: columns[name].view(block) for name in graph.names if name in columns}
-    return {**given, "x": x.view(*block, -1)}, [outputs[0].view(*block, -1), *outputs[1:]]
-
-
-def _sparse(where: Layout) -> bool:
-    """Whether a rectangle of rows would be mostly filler."""
-    lengths = where.key_lengths
-    return len(lengths) > 1 and len(lengths) * int(lengths.max()) > SPARSE * int(lengths.sum())
-
-
-def _inputs(where: Layout) -> dict[str, Any]:
-    """What ragged graphs want to know of a layout, ready to be shared; made once for all layers."""
-    if "openvino" not in where.cache:
-        made = {name: share(array) for name, array in _sketch.ragged_inputs(where).items()}
-        made["position"], made["query_position"] = share(where.key_position), share(where.query_position)
-        where.cache["openvino"] = made
-    found: dict[str, Any] = where.cache["openvino"]
-    return found
 
 
 @dataclass(frozen=True)
@@ -237,23 +207,12 @@ class Exits:
     def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
         hidden = self.engine.encoder.hidden
         graph = self.engine.shelf.attempt(name, lambda: _sketch.head(name, function, hidden))
-        if graph is None or _sparse(packed.layout):
+        if graph is None or sparse(packed.layout):
             made: Tensor = function(packed)
             return made
         out = torch.empty((packed.total if per_token else packed.count, *graph.widths[0]))
-        graph({**packed.tokens, "x": packed.states, **_rows(packed.layout, graph)}, [out])
+        graph({**packed.tokens, "x": packed.states, **rows(packed.layout, graph)}, [out])
         return out
-
-
-def _rows(where: Layout, graph: Graph) -> dict[str, Any]:
-    """What heads want to know of a layout: pooling always, lines only where a head attends."""
-    found: dict[str, Any] = where.cache.setdefault("openvino-rows", {})
-    if not all(name in found for name in graph.names if name not in ("x", "id", "type")):
-        made = _sketch.row_inputs(where, graph.names)
-        found.update({name: share(array) for name, array in made.items() if name in graph.names})
-        if "mask" in graph.names or "position" in graph.names:
-            found.update(_inputs(where))
-    return found
 
 
 def make(encoder: Encoder, how: How) -> OpenVINOEngine:
