@@ -15,6 +15,7 @@ from offramp.budget.record import replay
 from offramp.budget.subject import Subject
 from offramp.core.loop import Result, run
 from offramp.errors import OfframpError
+from offramp.methods import alberta
 from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc, stages
 from offramp.model.folder import assemble
 from offramp.model.predictor import Predictor
@@ -97,6 +98,17 @@ def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
         alone = answer(net, data, Settings(0.5), slice(row, row + 1))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, part, atol=1e-5)
+
+
+def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
+    torch.manual_seed(0)
+    needs = torch.full((600, 3), 0.999)  # left alone, nobody ends early
+    depths = alberta._runs(needs, Options(cut=True, explore=1.0)).sum(1)
+    assert (torch.bincount(depths, minlength=4) > 100).all()
+    assert (alberta._runs(needs, Options(cut=True)).sum(1) == 3).float().mean() > 0.97
+    for wrong in ({"explore": 0.5}, {"explore": 1.5, "cut": True}):
+        with pytest.raises(OfframpError, match="explore"):
+            Options(**wrong)  # type: ignore[arg-type]
 
 
 def test_one_look_and_one_head_a_row() -> None:

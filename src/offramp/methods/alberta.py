@@ -71,12 +71,16 @@ class Options:
     start: float = 8.0  # the predictor's first lead of full depth, in logits
     penalty: float = 0.0  # added to the loss, times the expected share of the gated layers
     cut: bool = False  # training also cuts rows at depths drawn from their distribution
+    explore: float = 0.0  # the share of rows cut at any depth instead, so that shallow exits learn too
     head: Literal["own", "first", "mean", "meanmax"] = "own"  # who answers for rows that end early (not words)
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
         if not self.penalty >= 0.0:
             raise OfframpError("a depth penalty", f"penalty={self.penalty}", "use 0 (none) or more, e.g. 0.1")
+        if not 0.0 <= self.explore <= 1.0 or (self.explore > 0.0 and not self.cut):
+            fix = "use 0 to 1, with cut=true"
+            raise OfframpError("a share of rows cut at any depth", f"explore={self.explore}, cut={self.cut}", fix)
         if self.head != "own" and not self.cut:
             fix = "add cut=true (it trains them), or leave head=own"
             raise OfframpError("off-ramps below the last layer", f"head={self.head} with cut=false", fix)
@@ -189,8 +193,7 @@ def stages(network: Network, options: Options) -> list[Stage]:
             return None
         if layer == options.prefix + 1:
             needs = network.unsure(options.prefix, made.at(options.prefix))
-            drawn = torch.rand(len(needs), 1, device=needs.device) if options.cut else 0.0
-            made.packed = made.packed.with_rows(needs=needs, runs=executed(needs, drawn))
+            made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
         needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
         # a layer that was cut is a copy, yet learns what running it would have done (straight through)
         return torch.where(runs, needs, needs - needs.detach())[made.packed.row_of_token]
@@ -205,6 +208,18 @@ def stages(network: Network, options: Options) -> list[Stage]:
 
     stage = Gated(network, "gated", options.head_lr, objective=objective, soft=Soft(gate=gate), penalty=options.penalty)
     return [stage]
+
+
+def _runs(needs: Tensor, options: Options) -> Tensor:
+    """Which gated layers run in training: all of them, or as many as a depth that is drawn."""  # [rows, gated]
+    if not options.cut:
+        return executed(needs, 0.0)
+    own = executed(needs, torch.rand(len(needs), 1, device=needs.device))
+    if options.explore == 0.0:
+        return own
+    many = needs.shape[1]
+    any_ = torch.arange(many) < torch.randint(many + 1, (len(needs), 1))
+    return torch.where(torch.rand(len(needs), 1, device=needs.device) < options.explore, any_.to(needs.device), own)
 
 
 def _ended(net: Network, made: Trace, prefix: int) -> Tensor:
