@@ -108,7 +108,7 @@ def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
     assert (alberta._runs(needs, Options(cut=True)).sum(1) == 3).float().mean() > 0.97
     for wrong in ({"explore": 0.5}, {"explore": 1.5, "cut": True}):
         with pytest.raises(OfframpError, match="explore"):
-            Options(**wrong)  # type: ignore[arg-type]
+            Options(**wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_one_look_and_one_head_a_row() -> None:

@@ -78,12 +78,14 @@ def test_a_learned_tokenizer_gives_every_text_back() -> None:
 def test_from_rows_to_bleu() -> None:
     task = made(learn_pieces([text for row in ROWS for text in row.values()], 400))
     encoded = task.encode(task.tokenizer, ROWS, 60)
-    targets = task.stack_targets([task.inputs_and_targets(e, row, None)[1] for e, row in zip(encoded, ROWS)])  # noqa: B905
+    pairs = zip(encoded, ROWS, strict=True)
+    targets = task.stack_targets([task.inputs_and_targets(e, row, None)[1] for e, row in pairs])
     assert targets.shape == (len(ROWS), max(len(e.target) for e in encoded)) and int(targets.min()) == -100
     answers = [np.array([[piece, 1 + place % 3] for place, piece in enumerate(e.target)]) for e in encoded]
     said = task.predictions(ROWS, encoded, answers)
     assert [one["text"] for one in said] == [row["tgt"] for row in ROWS]
-    assert all(len(one["pieces"]) == len(one["exits"]) == len(e.target) - 1 for one, e in zip(said, encoded))  # noqa: B905
+    counts = [(len(one["pieces"]), len(one["exits"])) for one in said]
+    assert counts == [(len(e.target) - 1, len(e.target) - 1) for e in encoded]
     assert task.metrics(ROWS, said) == {"bleu": pytest.approx(100.0)}
     half = [{**one, "text": "nothing like it" if place % 2 else one["text"]} for place, one in enumerate(said)]
     assert 0.0 < task.metrics(ROWS, half)["bleu"] < 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offramp.backbones import Decoder, Head, token_head
+from offramp.backbones import Decoder, Encoder, Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.attention import written_out
 from offramp.core.decode_cost import BlockCost
+from offramp.core.packed import Packed
+
+Embed = Callable[[Any, Tensor, Tensor], Tensor]  # a half of the model, ids, positions → embeddings
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,17 @@ class Follows:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.p, self.training)
+
+
+def encoder_half(model: Any, embed: Embed) -> Encoder:
+    """The encoder half for the packed loop."""
+    half, config = model.base_model.encoder, model.config
+
+    def packed_embed(packed: Packed) -> Tensor:
+        return embed(half, packed.tokens["id"], packed.tokens["position"])
+
+    layers = [encoder_layer(layer) for layer in half.layers]
+    return Encoder(packed_embed, layers, nn.Identity(), config.d_model, config.max_position_embeddings)
 
 
 def encoder_layer(layer: Any) -> PostNorm:
@@ -91,22 +107,17 @@ def _attend(attention: Any, x: Tensor, keys: Tensor, mask: Tensor | None) -> Ten
     q, k, v = heads(attention.q_proj(x)), heads(attention.k_proj(keys)), heads(attention.v_proj(keys))
     dropout = attention.dropout if attention.training else 0.0
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        seen = _written_out((q, k, v), mask, dropout, keys is x)
+        seen = written_out((q, k, v), _before(q) if keys is x else mask, dropout)
     else:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=keys is x)
     out: Tensor = attention.out_proj(seen.transpose(1, 2).flatten(2))
     return out
 
 
-def _written_out(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float, causal: bool) -> Tensor:
-    """The same, product by product: on CPUs the fused kernel's backward pass in bfloat16 takes four times as long."""
-    q, k, v = block
-    logits = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5  # [rows, heads, words, places]
-    if causal:
-        logits = logits + torch.full(logits.shape[2:], -torch.inf, device=q.device).triu(1)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
-    return F.dropout(logits.softmax(-1).to(v.dtype), dropout) @ v
+def _before(q: Tensor) -> Tensor:
+    """Each word sees those before it and itself."""  # [words, words] bool
+    words = q.shape[2]
+    return torch.ones(words, words, dtype=torch.bool, device=q.device).tril()
 
 
 class ReadyBlock:

@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.backbones import Decoder, Encoder
-from offramp.backbones._seq2seq import Follows, blocks_and_head, encoder_layer, language_head
-from offramp.core.packed import Packed
+from offramp.backbones._seq2seq import Follows, blocks_and_head, encoder_half, language_head
 
 MODEL_TYPES = ("marian",)
 FIXED = frozenset({"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"})
@@ -19,18 +18,12 @@ head = language_head
 
 def encoder(model: Any) -> Encoder:
     """The encoder half for the packed loop."""
-    half, config = model.base_model.encoder, model.config
-    layers = [encoder_layer(layer) for layer in half.layers]
-    return Encoder(partial(_packed, half), layers, nn.Identity(), config.d_model, config.max_position_embeddings)
+    return encoder_half(model, _embed)
 
 
 def decoder(model: Any) -> Decoder:
     """The decoder half."""
     return blocks_and_head(model, partial(_embed, model.base_model.decoder), FIXED)
-
-
-def _packed(half: Any, packed: Packed) -> Tensor:
-    return _embed(half, packed.tokens["id"], packed.tokens["position"])
 
 
 def _embed(half: Any, ids: Tensor, positions: Tensor) -> Tensor:

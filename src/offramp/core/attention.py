@@ -16,7 +16,7 @@ from offramp.core import varlen
 from offramp.core.layout import Bucket, Index, Layout, Plan, Scores, layout
 from offramp.core.relative import distance_scores, with_mask
 
-__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad"]
+__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad", "written_out"]
 
 
 class _Pad(torch.autograd.Function):
@@ -104,8 +104,14 @@ def _mixed(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, plan: Plan
     short = plan.dropout > 0 or k.shape[2] <= 128  # without dropout the fused backward pass wins on long rows
     if not learning or not short or plan.window is not None:  # filler outside its window sees nothing: NaN if written
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=plan.dropout)
+    return written_out(block, mask, plan.dropout)
+
+
+def written_out(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float) -> Tensor:
+    """Attention product by product: on CPUs the fused kernel's backward pass in bfloat16 takes far longer."""
+    q, k, v = block  # [rows, heads, places, width]
     weights = with_mask((q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5, mask).softmax(-1).to(v.dtype)
-    return F.dropout(weights, plan.dropout) @ v
+    return F.dropout(weights, dropout) @ v
 
 
 def _scored(

@@ -62,7 +62,8 @@ class Account:
         if not self.steps:
             return (np.zeros(0, dtype=np.int64),) * 3
         time = np.concatenate([np.full(len(owner), position) for position, owner, _ in self.steps])
-        return time, *(np.concatenate([step[i] for step in self.steps]) for i in (1, 2))  # type: ignore[return-value]
+        owners, depths = (np.concatenate([step[i] for step in self.steps]) for i in (1, 2))
+        return time, owners, depths
 
     def word_blocks(self) -> Floats:
         """Blocks that each sentence's words went through together."""  # [sentences]
