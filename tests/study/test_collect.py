@@ -90,6 +90,12 @@ def test_the_report_is_one_page_with_pictures_and_tables(folder: Path, capsys: p
     assert {path.suffix for path in (folder / "made").iterdir()} == {".html", ".md", ".tex", ".png", ".svg"}
 
 
+def test_a_folder_of_one_experiment_is_named_by_its_data_alone(folder: Path) -> None:
+    made = {path.name for path in report(str(folder / "exits"), str(folder / "made"))[1]}
+    assert made == {"report.html", "report.md", "report.tex", "sst2.png", "sst2.svg"}
+    assert (folder / "made" / "report.md").read_text(encoding="utf-8").startswith("### sst2")
+
+
 def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="none in"):
         report(str(tmp_path))

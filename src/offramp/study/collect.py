@@ -36,13 +36,23 @@ class Entry:
 
     @property
     def section(self) -> str:
-        """The experiment it belongs to: the folder its file lies in."""
-        return str(Path(self.files[0]).parent)
+        """The experiment it belongs to: the folder its file lies in; nothing for the searched folder itself."""
+        return section(self.files[0])
+
+    @property
+    def table(self) -> str:
+        """What all that is compared with it stands under."""
+        return f"{self.section}: {self.data}" if self.section else self.data
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
         """What seeds are averaged over."""
         return self.section, self.data, self.model, self.method, self.variant
+
+
+def section(file: str) -> str:
+    """The folder of a file below the searched one."""
+    return "" if (folder := Path(file).parent.as_posix()) == "." else folder
 
 
 @dataclass

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from offramp.errors import OfframpError
 from offramp.model.files import replacing, write_text
-from offramp.study.collect import Collected, Entry, collect
+from offramp.study.collect import Collected, Entry, collect, section
 from offramp.study.page import page
 from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
 
+COLOURS = matplotlib.color_sequences["tab10"]
+MARKS = ("o", "s", "^")
 TOP = 0.12  # pictures show the best scores down to so much below: where anybody would work
 INTRO = """# Results
 
@@ -60,7 +64,7 @@ def _data(found: Collected, listed: Sequence[Line]) -> dict[str, Any]:
         "about": about + (f"; {len(skipped)} damaged files left out: {', '.join(skipped)}" if skipped else ""),
         "columns": list(COLUMNS),
         "entries": [_entry(one) for one in found.entries],
-        "lines": [{"set": f"{line.section}: {line.data}", "cells": list(line.cells)} for line in listed],
+        "lines": [{"set": line.table, "cells": list(line.cells)} for line in listed],
         "benches": [row for name, bench in found.benches for row in _bench(name, bench)],
     }
 
@@ -73,7 +77,7 @@ def _entry(one: Entry) -> dict[str, Any]:
         return {"share": place.share, "score": place.score * unit}
 
     return {
-        "set": f"{one.section}: {one.data}",
+        "set": one.table,
         "name": f"{one.method} ({one.variant})" if one.variant else one.method,
         "model": one.model,
         "seed": one.seed,
@@ -98,7 +102,7 @@ def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
         score = next(iter(metrics.values()), None)
         made.append(
             {
-                "set": f"{Path(name).parent}: {bench['data']}",
+                "set": f"{section(name)}: {bench['data']}".removeprefix(": "),
                 "name": row.get("name", row["engine"]),
                 "engine": row["engine"],
                 "precision": row["precision"],
@@ -116,11 +120,10 @@ def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
     made = []
-    for section, data in sorted({(one.section, one.data) for one in entries}):
-        own = [one for one in entries if (one.section, one.data) == (section, data)]
-        figure = _figure(f"{data} ({section})", own)
+    for table in sorted({one.table for one in entries}):
+        figure = _figure(table, [one for one in entries if one.table == table])
         for suffix, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
-            path = target / f"{section}-{data}.{suffix}".replace("/", "-")
+            path = target / f"{table}.{suffix}".replace("/", "-").replace(": ", "-")
             with replacing(path) as fresh:
                 canvas(figure).print_figure(fresh, format=suffix)
             made.append(path)
@@ -128,20 +131,34 @@ def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
 
 
 def _figure(title: str, own: Sequence[Entry]) -> Figure:
-    figure = Figure(figsize=(7.2, 4.6), dpi=150, layout="constrained")
+    """Score against cost; a method has one colour whatever its seed, models beside the usual one are dashed."""
+    usual = Counter(one.model for one in own).most_common(1)[0][0]
+    names = sorted({_name(one, usual) for one in own})
+    tall = max(4.6, 0.5 + 0.14 * len("\n".join(names).split("\n")))
+    figure = Figure(figsize=(9.0, tall), dpi=150, layout="constrained")
     axes, unit = figure.add_subplot(), scale(own[0].metric)
     best = max(spot.score for one in own for spot in one.curve)
-    for one in sorted(own, key=lambda e: (e.method, e.variant)):
-        name = f"{one.method} {one.variant}".strip() + (f" s{one.seed}" if one.seed is not None else "")
+    for one in sorted(own, key=lambda e: (_name(e, usual), e.seed or 0)):
         kept = [spot for spot in one.curve if spot.score >= best * (1 - TOP)]
-        if kept:
-            style = "o-" if len(kept) > 1 else "D"
-            shares, scores = [s.share for s in kept], [s.score * unit for s in kept]
-            axes.plot(shares, scores, style, markersize=3, linewidth=1, label=name)
+        if not kept:
+            continue
+        name, lone = _name(one, usual), len(kept) == 1
+        number, dash = names.index(name), "-" if one.model == usual else "--"
+        colour, mark = COLOURS[number % len(COLOURS)], "D" if lone else MARKS[number // len(COLOURS) % len(MARKS)]
+        shares, scores = [s.share for s in kept], [s.score * unit for s in kept]
+        (line,) = axes.plot(shares, scores, dash, color=colour, linewidth=1, label=name)
+        line.set(marker=mark, markersize=4 if lone else 3)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("share of the full model's multiply-accumulates")
     axes.set_ylabel(own[0].metric)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=6.5, frameon=False, ncols=2)
+    shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=6.5, frameon=False)
     return figure
+
+
+def _name(one: Entry, usual: str) -> str:
+    """As tables have it, on several lines where options are many; the model where it is not the usual one."""
+    parts = [*one.variant.split(", "), *([one.model] if one.model != usual else [])]
+    return "\n  ".join([one.method, *filter(None, parts)])

@@ -24,6 +24,7 @@ class Line:
 
     section: str
     data: str
+    table: str
     cells: tuple[str, ...]  # as a table shows them
     files: tuple[str, ...]
 
@@ -44,7 +45,7 @@ def _line(own: Sequence[Entry], entries: Sequence[Entry]) -> Line:
     chosen = [_chosen(own, loss) for loss in ("0.005", "0.01")]
     curve = [_read_off(own, loss) for loss in (0.005, 0.01)]
     files = tuple(file for one in own for file in one.files)
-    return Line(first.section, first.data, (*about, full, *chosen, *curve, _below(own, entries)), files)
+    return Line(first.section, first.data, first.table, (*about, full, *chosen, *curve, _below(own, entries)), files)
 
 
 def reference(one: Entry, entries: Sequence[Entry]) -> float | None:
@@ -91,7 +92,7 @@ def markdown(found: Sequence[Line]) -> str:
     """One table per data set."""
     parts = []
     for section in sorted({line.section for line in found}):
-        parts.append(f"## {section}")
+        parts += [f"## {section}"] if section else []
         for data in sorted({line.data for line in found if line.section == section}):
             rows = [line.cells for line in found if (line.section, line.data) == (section, data)]
             head = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
