@@ -16,7 +16,7 @@ from offramp.parts.batch import Batch, Data, grouped
 from offramp.parts.decoder_training import Deciding, Mixed, Speaking, decoder_stages, marks
 from offramp.parts.network import Network
 from offramp.parts.oracles import correctness_oracle, geometric_loss
-from offramp.parts.speaking import Lesson, exits
+from offramp.parts.speaking import Lesson, decoder_of, exits
 from offramp.text.tokenise import Encoded
 from tests import tiny
 
@@ -91,6 +91,16 @@ def test_mixed_answers_at_the_drawn_exits_from_copied_states() -> None:
             states = torch.stack(taught.words)[own - 1, torch.arange(len(own))]  # after each word's own exit
             parts.append(F.cross_entropy(exits(net)[0](states), taught.targets))
     assert loss == pytest.approx(float(sum(parts)) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", tiny.SEQ2SEQ)
+def test_words_that_left_are_seen_and_not_computed(kind: str) -> None:
+    net, _ = made(kind=kind)
+    block, (x, source) = decoder_of(net).blocks[0], (torch.randn(3, 5, 32), torch.randn(3, 5, 32))
+    going = torch.rand(3, 5) < 0.5
+    some_of, everyone = block(x, source, None, going), block(x, source, None)
+    assert torch.equal(some_of[~going], x[~going]) and torch.allclose(some_of[going], everyone[going], atol=1e-5)
+    assert torch.equal(block(x, source, None, torch.zeros(3, 5, dtype=torch.bool)), x)
 
 
 def test_vocabularies_of_their_own_answer_in_the_order_of_words() -> None:

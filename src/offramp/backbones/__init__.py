@@ -73,9 +73,10 @@ class Block(Protocol):
 
     cost: BlockCost
 
-    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None, going: Tensor | None = None) -> Tensor:
         """[rows, words, hidden], each word seeing those before it, over [rows, tokens, hidden]; `mask` [rows, 1, 1,
-        tokens] is True where the source is real."""
+        tokens] is True where the source is real. With `going` [rows, words] the others' states come back as they are,
+        seen and not computed."""
 
     def ready(self) -> Ready:
         """The block for the step loop, its parameters as they are now."""

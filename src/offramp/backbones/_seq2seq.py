@@ -81,14 +81,15 @@ class PostNormBlock:
             far=2.0 * wide,
         )
 
-    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None, going: Tensor | None = None) -> Tensor:
         """Whole sentences: [rows, words, hidden]; differentiable, dropout as the model's mode says."""
-        layer = self.layer
+        layer, who = self.layer, Who.of(x, going)
         drop, inner = Follows(layer, layer.dropout), Follows(layer, layer.activation_dropout)
-        x = layer.self_attn_layer_norm(x + drop(_attend(layer.self_attn, x, x, None)))
-        x = layer.encoder_attn_layer_norm(x + drop(_attend(layer.encoder_attn, x, source, mask)))
-        fed: Tensor = layer.final_layer_norm(x + drop(layer.fc2(inner(layer.activation_fn(layer.fc1(x))))))
-        return fed
+        own = who.take(x)
+        own = layer.self_attn_layer_norm(own + drop(_attend(layer.self_attn, own, who, Seen(x, before=True))))
+        own = layer.encoder_attn_layer_norm(own + drop(_attend(layer.encoder_attn, own, who, Seen(source, mask))))
+        own = layer.final_layer_norm(own + drop(layer.fc2(inner(layer.activation_fn(layer.fc1(own))))))
+        return who.put(own, x)
 
     def ready(self) -> ReadyBlock:
         """The block with Q, K and V fused; made anew when a parameter changed."""
@@ -98,19 +99,56 @@ class PostNormBlock:
         return self._ready[1]
 
 
-def _attend(attention: Any, x: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Multi-head attention; among the words themselves (no other keys) each sees only those before it and itself."""
+@dataclass(frozen=True)
+class Who:
+    """Which words of a rectangle a block computes; the others stay as they are and are only looked at."""
+
+    shape: tuple[int, int]  # rows, words
+    index: Tensor | None  # [words going on], in the flattened rectangle; None: all
+
+    @classmethod
+    def of(cls, x: Tensor, going: Tensor | None) -> Who:
+        """By a mask [rows, words]."""
+        return cls((x.shape[0], x.shape[1]), None if going is None else going.flatten().nonzero().squeeze(1))
+
+    def take(self, x: Tensor) -> Tensor:
+        """Those going on, one after another, or the rectangle itself."""
+        return x if self.index is None else x.flatten(0, 1).index_select(0, self.index)
+
+    def put(self, own: Tensor, x: Tensor) -> Tensor:
+        """Back among the others."""
+        if self.index is None:
+            return own
+        return x.to(own.dtype).flatten(0, 1).index_copy(0, self.index, own).unflatten(0, self.shape)
+
+    def spread(self, own: Tensor) -> Tensor:
+        """As a rectangle, with nothing where the others are."""
+        return self.put(own, own.new_zeros(*self.shape, own.shape[-1])) if self.index is not None else own
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What words look at."""
+
+    states: Tensor  # [rows, places, hidden]
+    mask: Tensor | None = None
+    before: bool = False  # each word sees those before it and itself
+
+
+def _attend(attention: Any, own: Tensor, who: Who, at: Seen) -> Tensor:
+    """Multi-head attention of the words that go on."""
 
     def heads(y: Tensor) -> Tensor:
         return y.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)  # [rows, heads, places, width]
 
-    q, k, v = heads(attention.q_proj(x)), heads(attention.k_proj(keys)), heads(attention.v_proj(keys))
+    q = heads(who.spread(attention.q_proj(own)))
+    k, v = heads(attention.k_proj(at.states)), heads(attention.v_proj(at.states))
     dropout = attention.dropout if attention.training else 0.0
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        seen = written_out((q, k, v), _before(q) if keys is x else mask, dropout)
+        seen = written_out((q, k, v), _before(q) if at.before else at.mask, dropout)
     else:
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=keys is x)
-    out: Tensor = attention.out_proj(seen.transpose(1, 2).flatten(2))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=at.mask, dropout_p=dropout, is_causal=at.before)
+    out: Tensor = attention.out_proj(who.take(seen.transpose(1, 2).flatten(2)))
     return out
 
 

@@ -73,9 +73,10 @@ def rules(network: Network) -> Rules:
 def side_by_side(packed: Packed, states: Tensor) -> tuple[Tensor, Tensor | None]:
     """Packed rows as a rectangle, and where it is real (None: everywhere)."""  # [rows, tokens, hidden]
     lengths = packed.lengths.to(states.device)
-    parts = states.split(packed.lengths.tolist())
-    made = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-    real = torch.arange(made.shape[1], device=states.device)[None, :] < lengths[:, None]
+    places = torch.arange(int(packed.lengths.max()), device=states.device)
+    real = places < lengths[:, None]
+    index = packed.starts[:, None].to(states.device) + places * real  # filler repeats a row's first token, unseen
+    made = states.index_select(0, index.flatten()).unflatten(0, index.shape)
     return made, None if bool(real.all()) else real[:, None, None, :]
 
 
@@ -118,7 +119,6 @@ class Lesson:
         wide, mask = side_by_side(source, source.states)
         words = []
         for number, block in enumerate(decoder.blocks, 1):
-            y = block(x, wide, mask)
-            x = y if leave is None else torch.where((leave >= number)[..., None], y, x.to(y.dtype))
+            x = block(x, wide, mask, None if leave is None else leave >= number)
             words.append(x[real])
         return Taught(source, words, targets[real], real.sum(1).cpu())
