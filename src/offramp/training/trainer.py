@@ -30,6 +30,7 @@ from offramp.parts.stage import Stage
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
 from offramp.training.schedule import Schedule, best_precision
+from offramp.training.tables import Tables, sparse
 
 
 class Interrupted(KeyboardInterrupt):
@@ -46,7 +47,7 @@ class Trainer:
         self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
         network.to(self.accelerator.device)
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
-        self.stop = False
+        self.stop, self.tables = False, Tables(network.hf)
 
     def fit(self, stages: list[Stage], train: Data, dev: Data) -> Progress:
         """All stages, from wherever an earlier attempt stopped."""
@@ -83,14 +84,15 @@ class Trainer:
         if resumed:
             checkpoint.read(self.folder, self.network, optimisers)
         best = artefacts / "best.safetensors"
-        for epoch in range(progress.epoch, self.schedule.epochs):
-            progress.epoch = epoch
-            self._run_epoch(stage, train, progress, optimisers)
-            self._finish_epoch(stage, dev, progress, best)
-            progress.epoch, progress.step, progress.loss_sum = epoch + 1, 0, 0.0
-            self._save(optimisers, progress)
-            if self._stopping():
-                raise Interrupted
+        with sparse(self.network.hf) as self.tables:
+            for epoch in range(progress.epoch, self.schedule.epochs):
+                progress.epoch = epoch
+                self._run_epoch(stage, train, progress, optimisers)
+                self._finish_epoch(stage, dev, progress, best)
+                progress.epoch, progress.step, progress.loss_sum = epoch + 1, 0, 0.0
+                self._save(optimisers, progress)
+                if self._stopping():
+                    raise Interrupted
         self.accelerator.wait_for_everyone()
         checkpoint.read_weights(best, self.network)
 
@@ -141,6 +143,7 @@ class Trainer:
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
             with self._autocast():
                 out = stage.step(made, lambda loss: (loss * items).backward())
+            self.tables.settle()
             logged = out["loss"].float()
         parameters = [p for _, p in stage.trainable()]
         if self.world > 1:
