@@ -1,8 +1,8 @@
 """Gradients of word tables without their zeros.
 
 A batch names a few hundred of thirty thousand words, but a dense gradient is fresh memory of the whole table's size at
-every way back (MiniLM: 47 MB, measured a twentieth to a fifth of a step). Sparse gradients are gathered instead and laid into
-one dense tensor that stays; optimisers and clipping see what they would have seen.
+every way back (MiniLM: 47 MB, measured a twentieth to a fifth of a step). Sparse gradients are gathered instead and
+laid into one dense tensor that stays; optimisers and clipping see what they would have seen.
 """
 
 from __future__ import annotations
