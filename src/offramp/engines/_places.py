@@ -2,6 +2,9 @@
 
 A line is a row, as long as that wastes little. Where one long row would inflate the others, short rows share a line,
 and a mask lets each token see its own row only. Filler repeats a token of its line and is never read back.
+
+Sizes are few, because a graph makes kernels for every size it meets, and they stay: numbers of tokens, lines and places
+are rounded up (`room`, `many`, `wide`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,23 @@ from offramp.core.layout import Ints, Layout
 Index = NDArray[np.int32]
 Floats = NDArray[np.float32]
 SPARE = 100  # cells of attention per token that cost little beside the token's linear layers
+
+
+def room(tokens: int) -> int:
+    """So many tokens, or up to a sixteenth more (up to seven where there are few)."""
+    step = max(8, 1 << max(0, tokens.bit_length() - 5))
+    return -(-tokens // step) * step
+
+
+def many(rows: int) -> int:
+    """So many rows or lines, or up to an eighth more."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def wide(places: int) -> int:
+    """So many places in a line, or up to three more."""
+    return max(4, -(-places // 4) * 4)
 
 
 @dataclass(frozen=True)
@@ -60,8 +80,11 @@ def _plan(where: Layout) -> Places:
     query = key if where.same else _side(queries, lines)
     if lines is rows:
         seen = (key.row >= 0)[:, None, None, :]
-    else:  # filler looks at its line's first row: looking at nothing would be NaN
-        asks = np.where(query.row < 0, np.array([line[0] for line in lines])[:, None], query.row)
+        seen[len(lines) :, ..., 0] = True  # looking at nothing would be NaN
+    else:  # filler looks at its line's first row, and in lines of filler at filler
+        first = np.full(len(query.row), -1)
+        first[: len(lines)] = [line[0] for line in lines]
+        asks = np.where(query.row < 0, first[:, None], query.row)
         seen = (asks[:, :, None] == key.row[:, None, :])[:, None]
     mask = np.where(seen, np.float32(0.0), np.float32(-np.inf))
     return Places(query, key, mask, (query.row >= 0).astype(np.float32)[:, :, None])
@@ -86,8 +109,8 @@ def _side(lengths: Ints, lines: list[Ints]) -> Side:
     starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
     if len(lines) == len(lengths):
         return _rows(lengths, starts, total)
-    wide = max(1, max(int(lengths[line].sum()) for line in lines))
-    pad, owner = np.empty((len(lines), wide), dtype=np.int32), np.full((len(lines), wide), -1)
+    shape = many(len(lines)), wide(max(int(lengths[line].sum()) for line in lines))
+    pad, owner = np.zeros(shape, dtype=np.int32), np.full(shape, -1)
     for number, line in enumerate(lines):
         tokens = np.concatenate([np.arange(starts[row], starts[row] + lengths[row]) for row in line])
         pad[number] = min(int(starts[line[0]]), total - 1)
@@ -101,8 +124,8 @@ def _side(lengths: Ints, lines: list[Ints]) -> Side:
 
 def _rows(lengths: Ints, starts: Ints, total: int) -> Side:
     """Each row a line."""
-    wide = max(1, int(lengths.max()))
-    real = np.arange(wide) < lengths[:, None]
-    pad = np.minimum(starts[:, None] + np.arange(wide) * real, total - 1).astype(np.int32)
-    unpad = np.arange(total) + np.repeat(np.arange(len(lengths)) * wide - starts, lengths)
-    return Side(pad, unpad.astype(np.int32), np.where(real, np.arange(len(lengths))[:, None], -1))
+    places, spare = wide(int(lengths.max())), (0, many(len(lengths)) - len(lengths))
+    real = np.arange(places) < np.pad(lengths, spare)[:, None]
+    pad = np.minimum(np.pad(starts, spare)[:, None] + np.arange(places) * real, total - 1).astype(np.int32)
+    unpad = np.arange(total) + np.repeat(np.arange(len(lengths)) * places - starts, lengths)
+    return Side(pad, unpad.astype(np.int32), np.where(real, np.arange(len(real))[:, None], -1))

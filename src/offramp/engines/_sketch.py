@@ -18,7 +18,7 @@ from torch import Tensor
 from offramp.backbones import Layer
 from offramp.core.layout import Layout, layout
 from offramp.core.packed import Packed, pack
-from offramp.engines._places import places
+from offramp.engines._places import many, places, wide
 from offramp.engines._traced import Named, Rows, even, ragged
 
 Array = NDArray[Any]
@@ -133,17 +133,21 @@ def ragged_inputs(where: Layout) -> dict[str, Array]:
 
 
 def row_inputs(where: Layout, wanted: Container[str]) -> dict[str, Array]:
-    """What pooling wants to know of a layout: each row a line of its own, filled up with its first token."""
+    """What pooling wants to know of a layout: each row a line of its own, filled up with its first token.
+
+    Of several rows there are `many`: those behind the last are the first token over and over, and weigh nothing."""
     lengths, made = where.key_lengths, {"lengths": where.key_lengths}
     if "row" in wanted:
         made["row"] = np.repeat(np.arange(len(lengths)), lengths)
     if len(lengths) == 1:
         made["line"] = np.arange(lengths[0], dtype=np.int32)[None]
         return {**made, "weight": np.full((1, lengths[0]), 1.0 / lengths[0], dtype=np.float32)}
-    starts, column = (np.cumsum(lengths) - lengths)[:, None], np.arange(lengths.max())
-    real = column < lengths[:, None]
+    spare = (0, many(len(lengths)) - len(lengths))
+    starts, column = np.pad(np.cumsum(lengths) - lengths, spare)[:, None], np.arange(wide(int(lengths.max())))
+    real = column < np.pad(lengths, spare)[:, None]
     made["line"] = np.where(real, starts + column, starts).astype(np.int32)
-    return {**made, "weight": (real / lengths[:, None]).astype(np.float32)}
+    made["lengths"] = np.pad(lengths, spare, constant_values=1)
+    return {**made, "weight": (real / made["lengths"][:, None]).astype(np.float32)}
 
 
 def all_inputs(packed: Packed) -> Named:

@@ -21,8 +21,9 @@ from offramp.backbones import Encoder
 from offramp.core.engine import Engine, Heads
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
-from offramp.engines import How, _joined, _sketch
-from offramp.engines._given import block, columns, inputs, rows, sparse
+from offramp.engines import How, _joined, _sketch, _traced
+from offramp.engines._given import block, columns, filled, inputs, rows, sparse
+from offramp.engines._places import many, room
 from offramp.engines._runtime import Graph, Settings
 from offramp.engines._shelf import Shelf
 
@@ -50,9 +51,9 @@ class OpenVINOEngine(Engine):
         graph = self.shelf.attempt("embed", lambda: _sketch.embed("embed", self.encoder.embed))
         if graph is None:
             return self.encoder.embed(packed)
-        out = torch.empty(packed.total, self.encoder.hidden)
-        graph(packed.tokens, [out])
-        return out
+        out = torch.empty(room(packed.total), self.encoder.hidden)
+        graph(_columns(packed), [out])
+        return out[: packed.total]
 
     def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
         """Whole layers: all of them at once, or one by one (graphs of other stretches would hold weights again)."""
@@ -75,9 +76,9 @@ class OpenVINOEngine(Engine):
 
     def feed(self, layer: int, x: Tensor) -> Tensor:
         """Second half of a layer."""
-        out = torch.empty(x.shape)
-        self._graph(layer, "feed", _sketch.feed)({"x": x}, [out])
-        return out
+        out = torch.empty(room(x.shape[0]), x.shape[1])
+        self._graph(layer, "feed", _sketch.feed)({"x": filled(x, len(out))}, [out])
+        return out[: x.shape[0]]
 
     def opened(self, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """Embeddings and off-ramp 0 in one graph."""
@@ -87,13 +88,12 @@ class OpenVINOEngine(Engine):
         graph = self.shelf.attempt(name, lambda: draw(name, self.encoder.embed, partial(inner, 0)))
         if graph is None or (not where.even and sparse(where)):
             return super().opened(heads, packed)
-        out = torch.empty(packed.total, self.encoder.hidden)
-        logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
+        out, logits = self._outputs(packed, graph, inner.per_token)
         if where.even:
             graph(columns(where, graph, packed.tokens), [out, logits])
         else:
-            graph({**packed.tokens, **inputs(where), **rows(where, graph)}, [out, logits])
-        return out, logits
+            graph({**_columns(packed), **inputs(where), **rows(where, graph)}, [out, logits])
+        return _cut(packed, out, logits, inner.per_token)
 
     def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
@@ -106,14 +106,13 @@ class OpenVINOEngine(Engine):
         graph = self.shelf.attempt(name, lambda: draw(name, own, exit_, wide))
         if graph is None:
             return super().answered(layer, heads, packed)
-        x = packed.states
-        out = torch.empty(x.shape)
-        logits = torch.empty((packed.total if inner.per_token else packed.count, *graph.widths[1]))
+        out, logits = self._outputs(packed, graph, inner.per_token)
         if where.even:
-            graph(*block(where, graph, x, [out, logits], packed.tokens))
+            graph(*block(where, graph, packed.states, [out, logits], packed.tokens))
         else:
-            graph({**packed.tokens, "x": x, **inputs(where), **rows(where, graph)}, [out, logits])
-        return out, logits
+            x = filled(packed.states, len(out))
+            graph({**_columns(packed), "x": x, **inputs(where), **rows(where, graph)}, [out, logits])
+        return _cut(packed, out, logits, inner.per_token)
 
     def straight(self, heads: Heads, packed: Packed) -> Tensor:
         """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
@@ -122,12 +121,18 @@ class OpenVINOEngine(Engine):
         graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
         if graph is None or (not where.even and sparse(where)):
             return super().straight(heads, packed)
-        out = torch.empty((packed.total if last.per_token else packed.count, *graph.widths[0]))
+        out = _answers(packed, graph.widths[0], last.per_token, where.even)
         if where.even:
             graph(columns(where, graph, packed.tokens), [out])
         else:
-            graph({**packed.tokens, **inputs(where), **rows(where, graph)}, [out])
-        return out
+            graph({**_columns(packed), **inputs(where), **rows(where, graph)}, [out])
+        return out[: packed.total if last.per_token else packed.count]
+
+    def _outputs(self, packed: Packed, graph: Graph, per_token: bool) -> tuple[Tensor, Tensor]:
+        """Room for states and answers."""
+        even = packed.layout.even
+        states = torch.empty(packed.total if even else room(packed.total), self.encoder.hidden)
+        return states, _answers(packed, graph.widths[1], per_token, even)
 
     def _model(self, name: str, last: Heads) -> _sketch.Sketch:
         draw = _joined.model_even if name == "model-even" else _joined.model_ragged
@@ -159,25 +164,23 @@ class OpenVINOEngine(Engine):
 
     def _same(self, layer: int, half: str, x: Tensor, where: Layout) -> list[Tensor]:
         """All tokens are queries and keys."""
-        outputs = [torch.empty(x.shape)]
-        if half == "scored":
-            outputs += [torch.empty(x.shape[0]), torch.empty(x.shape[0])]
+        count = x.shape[0] if where.even else room(x.shape[0])
+        outputs = [torch.empty(count, x.shape[1]), *(torch.empty(count) for _ in range(2 * (half == "scored")))]
         if where.even:
             graph = self._graph(layer, f"{half}-even", partial(_sketch.layer_even, half=half))
             graph(*block(where, graph, x, outputs))
-        else:
-            graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
-            graph({"x": x, **inputs(where)}, outputs)
-        return outputs
+            return outputs
+        graph = self._graph(layer, f"{half}-ragged", partial(_sketch.layer_ragged, half=half))
+        graph({"x": filled(x, count), **inputs(where)}, outputs)
+        return [out[: x.shape[0]] for out in outputs]
 
     def _idle(self, layer: int, half: str, queries: Tensor, keys: Tensor, where: Layout) -> list[Tensor]:
         """Some tokens are keys only."""
-        outputs = [torch.empty(queries.shape)]
-        if half == "scored":
-            outputs += [torch.empty(keys.shape[0]), torch.empty(keys.shape[0])]
+        asks, seen = filled(queries, room(queries.shape[0])), filled(keys, room(keys.shape[0]))
+        outputs = [torch.empty(asks.shape), *(torch.empty(len(seen)) for _ in range(2 * (half == "scored")))]
         graph = self._graph(layer, f"{half}-idle", partial(_sketch.layer_idle, half=half))
-        graph({"queries": queries, "x": keys, **inputs(where)}, outputs)
-        return outputs
+        graph({"queries": asks, "x": seen, **inputs(where)}, outputs)
+        return [outputs[0][: queries.shape[0]], *(out[: keys.shape[0]] for out in outputs[1:])]
 
 
 @dataclass(frozen=True)
@@ -210,9 +213,26 @@ class Exits:
         if graph is None or sparse(packed.layout):
             made: Tensor = function(packed)
             return made
-        out = torch.empty((packed.total if per_token else packed.count, *graph.widths[0]))
-        graph({**packed.tokens, "x": packed.states, **rows(packed.layout, graph)}, [out])
-        return out
+        x = filled(packed.states, room(packed.total))
+        out = _answers(packed, graph.widths[0], per_token, False)
+        graph({**_columns(packed), "x": x, **rows(packed.layout, graph)}, [out])
+        return out[: packed.total if per_token else packed.count]
+
+
+def _columns(packed: Packed) -> dict[str, Tensor]:
+    """What is known of each token, filled up."""
+    return {name: filled(packed.tokens[name], room(packed.total)) for name in _traced.IDS}
+
+
+def _answers(packed: Packed, wide: tuple[int, ...], per_token: bool, even: bool) -> Tensor:
+    """Room for answers of each token or row, and of filler unless rows are of one length."""
+    count, up = (packed.total, room) if per_token else (packed.count, many)
+    return torch.empty((count if even else up(count), *wide))
+
+
+def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
+    """Without filler."""
+    return states[: packed.total], answers[: packed.total if per_token else packed.count]
 
 
 def make(encoder: Encoder, how: How) -> OpenVINOEngine:
