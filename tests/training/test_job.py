@@ -176,4 +176,4 @@ def test_a_really_full_disk(asked: dict[str, Any], tmp_path: Path) -> None:
     assert runs.finish(process) == 2
     said = (tmp_path / "log").read_text()
     assert "File too large" in said and "make room" in said and "Traceback" not in said
-    assert runs.files(tmp_path / "run.partial").keys() == {"recipe.json"}
+    assert runs.files(tmp_path / "run.partial").keys() == {"lock", "recipe.json"}

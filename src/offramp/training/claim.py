@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model.files import read_json, unwritable, write_json
 from offramp.training import checkpoint
+
+LOCK = "lock"
 
 
 def check_free(out: Path, force: bool) -> None:
@@ -25,11 +31,35 @@ def check_free(out: Path, force: bool) -> None:
         )
 
 
-def claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
-    """The folder to work in, beside `out`; an unfinished run of another job is never overwritten unless forced."""
+@contextmanager
+def claimed(out: Path, recipe: dict[str, Any], force: bool) -> Iterator[Path]:
+    """The folder to work in, beside `out`, ours alone for as long as this lasts.
+
+    The same command started twice would write over its own checkpoints, so a lock stands in there; the system takes it
+    away with the process that held it.
+    """
     partial = folders.working_folder(out)
     if int(os.environ.get("RANK", "0")) != 0:
-        return partial
+        yield partial
+        return
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(partial / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        way = "wait for it, stop it, or choose another --out"
+        raise OfframpError(f"to train in {partial}", "another process that trains there right now", way) from error
+    except OSError as error:
+        raise unwritable(partial, error) from error
+    try:
+        _take(partial, recipe, force)
+        yield partial
+    finally:
+        lock.release()
+
+
+def _take(partial: Path, recipe: dict[str, Any], force: bool) -> None:
+    """An unfinished run of another job is never overwritten unless forced."""
     same = (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") == recipe
     if not same and not force and (partial / checkpoint.FILE).is_file():
         raise OfframpError(
@@ -38,13 +68,12 @@ def claim(out: Path, recipe: dict[str, Any], force: bool) -> Path:
             "run its own command again, choose another --out, or say --force to start over",
         )
     if not same or (force and not _sound(partial)):
-        shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(partial, error) from error
+        for old in partial.iterdir():
+            if old.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+            elif old.name != LOCK:
+                old.unlink()
     write_json(partial / "recipe.json", recipe)
-    return partial
 
 
 def _sound(partial: Path) -> bool:

@@ -29,7 +29,7 @@ from offramp.tasks import Task
 from offramp.text import read as reading
 from offramp.text.tokenise import limit as length_limit
 from offramp.training import checkpoint
-from offramp.training.claim import check_free, claim
+from offramp.training.claim import check_free, claimed
 from offramp.training.trainer import Schedule, Trainer
 
 Say = Callable[..., None]
@@ -120,17 +120,17 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
         rows.task.check(rows.train, job.train)  # says which column is missing
     train_data = replace(_encode(model, rows.train, job.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
-    partial = claim(Path(job.out), recipe, force)
-    say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
-    trainer = Trainer(model.network, job.schedule, partial, say)
-    progress = trainer.fit(stages, train_data, dev_data)
-    points = calibrate(model.network, method, quick(method, dev_data), rows.dev_name, recipe["dev_fingerprint"])
-    if trainer.accelerator.is_main_process:
-        for noticed in points.warnings:
-            warnings.warn(noticed, stacklevel=2)
-        done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
-        _publish(Path(job.out), partial, model, points, {**recipe, **done})
-    trainer.accelerator.wait_for_everyone()
+    with claimed(Path(job.out), recipe, force) as partial:
+        say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+        trainer = Trainer(model.network, job.schedule, partial, say)
+        progress = trainer.fit(stages, train_data, dev_data)
+        points = calibrate(model.network, method, quick(method, dev_data), rows.dev_name, recipe["dev_fingerprint"])
+        if trainer.accelerator.is_main_process:
+            for noticed in points.warnings:
+                warnings.warn(noticed, stacklevel=2)
+            done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
+            _publish(Path(job.out), partial, model, points, {**recipe, **done})
+        trainer.accelerator.wait_for_everyone()
     return Finished(model, points, progress.log)
 
 
