@@ -19,7 +19,7 @@ from offramp.model.folder import assemble
 from offramp.parts.batch import Batch, Data, batch, packed_rows
 from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
-from offramp.parts.rollout import Price, Rollout, hard, points, tiled
+from offramp.parts.rollout import Rollout, hard, points, tiled
 from offramp.parts.trace import trace
 from offramp.text.tokenise import Encoded
 from tests import runs, tiny
@@ -95,23 +95,7 @@ def test_better_choices_become_likelier() -> None:
     reward = -losses - 0.5 * kept
     surprise = torch.stack(made.surprise).mean(0)
     expected = sum((reward[i] - (reward[i % 4] + reward[i % 4 + 4]) / 2) * surprise[i] for i in range(8)) / 8
-    assert made.loss(losses, Price(0.5), many, 2).item() == pytest.approx(expected.item(), rel=1e-4)
-
-
-def test_doubt_is_paid_for() -> None:
-    """At rest a token's logit is what it is worth: maximising p·δ + soft/n·H(p) gives δ·n/soft."""
-    net, data = build()
-    packed = packed_rows(net.task, data.encoded)
-    made, _ = rolled(net, packed)
-    with torch.no_grad():
-        chance = net.added["extra"]["2"](trace(net.encoder, packed).states[1]).sigmoid()
-    entropy = -(chance * chance.log() + (1 - chance) * (1 - chance).log())
-    for row, (start, n) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
-        own = entropy[start + 1 : start + n].sum().item() / (n - 1) ** 2
-        assert made.doubt[0][row].item() == pytest.approx(own, rel=1e-4)
-    losses = torch.zeros(4)
-    paid, free = (made.loss(losses, Price(0.0, soft), packed, 1).item() for soft in (0.2, 0.0))
-    assert free == 0.0 and paid == pytest.approx(-0.2 * torch.stack(made.doubt).mean().item(), rel=1e-5)
+    assert made.loss(losses, 0.5, many, 2).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:

@@ -7,10 +7,10 @@ mean, while for the first half of the stage one of them imitates a heuristic (ho
 change between the cut and two thirds of the layers); then everything together, with the fine-tuned model's answers as
 the aim and in the reward.
 Modifications from the paper's code: rows of a batch keep their own tokens (the code keeps the longest row's number in
-all of them); the threshold is a knob, 0 lets everybody stay, 0.5 is as trained, and `soft` pays selectors for doubt
-(without it they end at 0 or 1 and the knob turns nothing: on TREC 0.47 of the MACs from 0.99 down to 1e-7); other tasks
-than the paper's work: a token that left keeps its last state. The last stage keeps the fastest epoch that loses at most
-`slack` on dev rows.
+all of them); the threshold is a knob, 0 lets everybody stay, 0.5 is as trained. Policy gradients end at 0 or 1 (on TREC
+thresholds from 0.99 down to 1e-7 all kept 0.47 to 0.49 of the MACs), but what a selector says still ranks tokens, so
+probabilities are taken at a high temperature. Other tasks than the paper's work: a token that left keeps its last
+state. The last stage keeps the fastest epoch that loses at most `slack` on dev rows.
 Relations: AdapLeR learns the same from saliency without sampling, and cuts before every layer.
 """
 
@@ -32,22 +32,23 @@ from offramp.parts import rows, saliency
 from offramp.parts.batch import Batch, Data
 from offramp.parts.network import Network
 from offramp.parts.regimes import Objective
-from offramp.parts.rollout import Price, Rollout, hard, points, tiled
+from offramp.parts.rollout import Rollout, hard, points, tiled
 from offramp.parts.selectors import Selector
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Stage, fastest
 from offramp.parts.teacher import Teacher, imitation_rows, teacher
 from offramp.parts.trace import trace
 
-GRID = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.55, 0.52, 0.5, 0.48, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05)
-SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying", replay=False, grid=GRID)
+TEMPERATURE = 20.0  # of run-time probabilities; at 0.5 it changes nothing
+GRID = (0.9, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02)
+SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying, tempered", replay=False, grid=GRID)
 HF_EQUAL = True
 NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Tokens stay whose probability is at least this; 0 lets everybody stay, 0.5 is as trained."""
+    """Tokens stay whose tempered probability is at least this; 0 lets everybody stay, 0.5 is as trained."""
 
     threshold: float = 0.0
 
@@ -64,7 +65,6 @@ class Options:
     alpha: float = 1.0  # what keeping all tokens costs, in units of the loss, while only selectors learn
     alpha_both: float = 1.0  # the same while everything learns
     samples: int = 8  # random choices a row
-    soft: float = 0.2  # what being sure costs, so that the threshold is a knob; 0 as published
     guide: float = 0.5  # share of the selectors' stage in which one choice imitates the heuristic
     slack: float = 0.01  # what the metric may lose on dev rows; the fastest epoch within it is kept
     select_lr: float = 2e-3  # learning rate of selectors while they learn alone
@@ -74,8 +74,8 @@ class Options:
         if self.samples < 2:
             fix = "use 2 or more: a choice is judged against the others"
             raise OfframpError("a number of random choices a row", f"samples={self.samples}", fix)
-        if not (min(self.alpha, self.alpha_both, self.soft) >= 0.0 and 0.0 <= self.guide <= 1.0):
-            given = f"alpha={self.alpha}, alpha_both={self.alpha_both}, soft={self.soft}, guide={self.guide}"
+        if not (self.alpha >= 0.0 and self.alpha_both >= 0.0 and 0.0 <= self.guide <= 1.0):
+            given = f"alpha={self.alpha}, alpha_both={self.alpha_both}, guide={self.guide}"
             raise OfframpError("options of tr_bert", given, "use costs of 0 or more, and a share from 0 to 1")
 
 
@@ -98,7 +98,7 @@ class Policy(policy.Policy):
     def enter(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
             return None
-        return (s.predict().sigmoid() >= self.threshold) | rows.first(s.packed)
+        return ((s.predict() / TEMPERATURE).sigmoid() >= self.threshold) | rows.first(s.packed)
 
 
 def worth(network: Network, some: Batch) -> Tensor:
@@ -152,7 +152,7 @@ class Reinforced(Stage):
             said = run(engines.make("torch", net.encoder), net, rolled, many)
         targets = batch.targets.repeat(count, *[1] * (batch.targets.dim() - 1))
         losses = net.task.loss(said.logits, targets, many.lengths.to(net.device), "rows")
-        loss = rolled.loss(losses, Price(self.options.alpha, self.options.soft), many, count)
+        loss = rolled.loss(losses, self.options.alpha, many, count)
         backward(loss)
         return {"loss": losses.mean().detach(), "kept": rolled.kept(many).mean()}
 
@@ -186,8 +186,7 @@ class Everything(Stage):
         with torch.set_grad_enabled(self.objective is None):
             said = run(engines.make("torch", net.encoder), net, rolled, many)
             losses = imitation_rows(net, said.logits, self.taught.of(batch).repeat(count, 1), many)
-        price = Price(self.options.alpha_both, self.options.soft)
-        reward = rolled.loss(losses.detach(), price, many, count)
+        reward = rolled.loss(losses.detach(), self.options.alpha_both, many, count)
         if self.objective is None:
             loss = losses.mean()
         else:  # a depth method's objective wants the states of all layers: one of the choices, as masks

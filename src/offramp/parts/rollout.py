@@ -31,14 +31,6 @@ def tiled(packed: Packed, count: int) -> Packed:
     return Packed(torch.empty(0), packed.lengths.repeat(count), numbered, columns)
 
 
-@dataclass(frozen=True)
-class Price:
-    """What choices cost, in units of the loss."""
-
-    alpha: float  # keeping all tokens
-    soft: float = 0.0  # being sure: a token's logit settles at what it is worth (less its cost) × tokens ÷ soft
-
-
 @dataclass
 class Rollout(Policy):
     """Draws who stays and remembers it. For training only, one object a pass: run-time policies keep no memory."""
@@ -48,7 +40,6 @@ class Rollout(Policy):
     guided: int = 0  # so many first rows follow the heuristic instead of chance
     surprise: list[Tensor] = field(default_factory=list)  # per point [rows], mean −log p of what was decided
     stayed: list[Tensor] = field(default_factory=list)  # per point, which tokens of the batch
-    doubt: list[Tensor] = field(default_factory=list)  # per point [rows], mean entropy of choices ÷ their number
 
     def enter(self, layer: int, s: State) -> Tensor | None:
         places = points(s.depth)
@@ -66,8 +57,6 @@ class Rollout(Policy):
             each = F.binary_cross_entropy_with_logits(logits, keep.float(), reduction="none").masked_fill(first, 0.0)
             count = (packed.lengths.to(each.device) - 1).clamp(min=1)
             self.surprise.append(rows.total(each, packed) / count)  # no row leaves, so rows keep their order
-            unsure = F.binary_cross_entropy_with_logits(logits, logits.sigmoid(), reduction="none")
-            self.doubt.append(rows.total(unsure.masked_fill(first, 0.0), packed) / count**2)
         self.stayed.append(packed.tokens["origin"][keep])
         return keep
 
@@ -84,13 +73,11 @@ class Rollout(Policy):
         counts = [torch.bincount(packed.row_of_token[stayed], minlength=packed.count) for stayed in self.stayed]
         return torch.stack([count / whole for count in counts]).mean(0)
 
-    def loss(self, losses: Tensor, price: Price, many: Packed, blocks: int) -> Tensor:
+    def loss(self, losses: Tensor, alpha: float, many: Packed, blocks: int) -> Tensor:
         """Choices that did better than the mean of their row's become likelier. `losses` [blocks × rows]."""
-        alpha = price.alpha
         reward = (-losses - alpha * self.kept(many)).view(blocks, -1)
         advantage = (reward - reward.mean(0)).reshape(-1).detach()
-        learned = (advantage * torch.stack(self.surprise).mean(0)).mean()
-        return learned - price.soft * torch.stack(self.doubt).mean() if price.soft else learned
+        return (advantage * torch.stack(self.surprise).mean(0)).mean()
 
 
 def hard(rolled: Rollout, packed: Packed, network: Network) -> Soft:
