@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,14 @@ def assert_equal_to_plain(folder: Path, kind: str, typed: bool = True) -> None:
     ours = predictor.run(encoded, predictor.settings(1.0), 4).logits
     for a, b in zip(ours, plain_logits(folder, predictor.task, encoded, typed), strict=True):
         assert torch.allclose(torch.from_numpy(a), b, atol=1e-5)
+
+
+@pytest.fixture
+def trained(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared run as it was written: other tests may have left compiled graphs in it."""
+    fresh = tmp_path_factory.mktemp("written") / "run"
+    shutil.copytree(trained, fresh, ignore=shutil.ignore_patterns(".cache"))
+    return fresh
 
 
 @pytest.mark.parametrize(("method", "kind"), MATRIX)
