@@ -42,7 +42,7 @@ class Entry:
     @property
     def table(self) -> str:
         """What all that is compared with it stands under."""
-        return f"{self.section}: {self.data}" if self.section else self.data
+        return table(self.files[0], self.data)
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -53,6 +53,11 @@ class Entry:
 def section(file: str) -> str:
     """The folder of a file below the searched one."""
     return "" if (folder := Path(file).parent.as_posix()) == "." else folder
+
+
+def table(file: str, data: str) -> str:
+    """What is compared stands together: one data set of one experiment."""
+    return f"{folder}: {data}" if (folder := section(file)) else data
 
 
 @dataclass

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from offramp.errors import OfframpError
 from offramp.model.files import replacing, write_text
-from offramp.study.collect import Collected, Entry, collect, section
+from offramp.study.collect import Collected, Entry, collect, table
 from offramp.study.page import page
 from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
 
@@ -102,7 +102,7 @@ def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
         score = next(iter(metrics.values()), None)
         made.append(
             {
-                "set": f"{section(name)}: {bench['data']}".removeprefix(": "),
+                "set": table(name, bench["data"]),
                 "name": row.get("name", row["engine"]),
                 "engine": row["engine"],
                 "precision": row["precision"],
@@ -120,10 +120,10 @@ def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
     made = []
-    for table in sorted({one.table for one in entries}):
-        figure = _figure(table, [one for one in entries if one.table == table])
+    for title in sorted({one.table for one in entries}):
+        figure = _figure(title, [one for one in entries if one.table == title])
         for suffix, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
-            path = target / f"{table}.{suffix}".replace("/", "-").replace(": ", "-")
+            path = target / f"{title}.{suffix}".replace("/", "-").replace(": ", "-")
             with replacing(path) as fresh:
                 canvas(figure).print_figure(fresh, format=suffix)
             made.append(path)
