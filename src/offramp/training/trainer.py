@@ -30,7 +30,7 @@ from offramp.parts.stage import Stage
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
 from offramp.training.schedule import Schedule, best_precision
-from offramp.training.tables import Tables, sparse
+from offramp.training.word_tables import Tables, sparse
 
 
 class Interrupted(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from offramp.training.tables import LARGE, sparse
+from offramp.training.word_tables import LARGE, sparse
 
 
 def learned(table: nn.Embedding, batches: Iterable[Tensor], tell: bool) -> Tensor:
