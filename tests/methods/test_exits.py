@@ -15,8 +15,11 @@ from offramp.errors import OfframpError
 from offramp.methods import berxit, pabee, shallow_deep
 from offramp.model.folder import assemble
 from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtSettings, EntropySettings
+from offramp.parts.exits import DoubtSettings, EntropySettings, exit_weights
+from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
+from offramp.parts.regimes import Joint
+from offramp.parts.trace import trace
 from offramp.tasks import get
 from tests import tiny
 
@@ -110,10 +113,34 @@ def test_shallow_deep_weights_grow_with_progress() -> None:
     (stage,) = shallow_deep.stages(net, shallow_deep.Options())
     batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     losses = []
-    for epoch in (0, 5, 10):
-        stage.at(epoch, 10, 0)
+    for share in (0.0, 0.5, 1.0):
+        stage.reached(share)
         losses.append(float(stage.step(batch, lambda loss: None)["loss"]))
     assert losses[0] < losses[1] < losses[2]
+    each = exit_losses(net, trace(net.encoder, batch.packed), batch, [0, 1, 2, 3])
+    grown = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get, for the off-ramps of 3 layers
+    assert losses[2] == pytest.approx(grown, rel=1e-5)
+    assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.8}]) == 1  # the early exits learn last
+
+
+def test_index_weights_count_exits_from_one() -> None:
+    assert exit_weights(3, "index") == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert exit_weights(4, "uniform") == [0.25] * 4
+
+
+@pytest.mark.parametrize("name", ["branchynet", "shallow_deep", "berxit"])
+def test_joint_methods_may_fine_tune_first_and_balance_gradients(name: str) -> None:
+    method, net = made(name)
+    stages = method.stages(net, method.options(mixed=True, equilibrium=True))
+    assert stages[0].name == "fine-tune" and stages[0].shared
+    assert isinstance(stages[1], Joint) and stages[1].soft.equilibrium
+
+
+@pytest.mark.parametrize("name", ["deebert", "fastbert"])
+def test_options_of_joint_training_are_refused_where_the_backbone_is_frozen(name: str) -> None:
+    for option in ("weights=uniform", "mixed=true", "equilibrium=true"):
+        with pytest.raises(OfframpError, match=option.split("=")[0]):
+            methods.configure(methods.get(name).options, dict([option.split("=")]), name)
 
 
 def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
@@ -125,7 +152,11 @@ def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
         parameter.grad = None
     stage.step(batch, lambda loss: loss.backward())
     assert all(p.grad is None for p in net.added.parameters())  # even steps: the last exit alone
-    stage.step(batch, lambda loss: loss.backward())
+    every = stage.step(batch, lambda loss: loss.backward())["loss"]
+    made_ = trace(net.encoder, batch.packed)
+    exits = exit_losses(net, made_, batch, [0, 1, 2, 3]).sum()  # and odd steps: all, each as heavy as the last alone
+    unit = berxit.objective(berxit.Options())(net, made_, batch) - exits
+    assert every == pytest.approx(float((exits + unit).detach()), rel=1e-5) and 0 < unit < 1
     assert all(p.grad is not None for p in net.added.parameters())
     with torch.no_grad():
         policy = method.policy(net, DoubtSettings(threshold=1e-9))

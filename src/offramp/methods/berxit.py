@@ -5,11 +5,15 @@ and the early exits strong. One unit shared by all layers learns how likely an e
 right; regression: tanh of the absolute error); at run time a row leaves where that doubt is below the threshold.
 Modifications from the paper and its code: the unit reads pooled states (mean, or mean and maximum), detached (the
 code let it pull on the backbone); its squared error is added in the steps that train all exits; parity restarts each
-epoch, as in the code.
+epoch, as in the code; the sum over exits keeps the last one, as in the paper. `weights=index` makes later exits count
+more, at the same total.
 Relations: BranchyNet with another schedule and a learned rule; with PABEE the exits that can serve regression.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +23,10 @@ from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtPolicy, DoubtSettings, ExitOptions, ramps
+from offramp.parts.exits import DoubtPolicy, DoubtSettings, WeightedOptions, ramps
 from offramp.parts.heads import OffRamp, Pool
 from offramp.parts.network import Network
-from offramp.parts.regimes import Alternating, Objective, weighted_exits
+from offramp.parts.regimes import Alternating, Objective, after, soft, weighted_exits
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 from offramp.parts.trace import Trace
@@ -31,7 +35,13 @@ SPACE = Threshold("threshold", loosest=0.0, unit="doubt")
 HF_EQUAL = True
 NEEDS = ("wrongness",)
 Settings = DoubtSettings
-Options = ExitOptions
+
+
+@dataclass(frozen=True)
+class Options(WeightedOptions):
+    """How exits are built and trained; by default every exit counts as much as the last one in its own steps."""
+
+    weights: Literal["index", "uniform"] = "uniform"
 
 
 class LearnedToExit(nn.Module):
@@ -48,7 +58,7 @@ class LearnedToExit(nn.Module):
         return said
 
 
-def modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+def modules(network: Network, options: Options) -> nn.ModuleDict:
     """An off-ramp per layer and the shared unit."""
     unit = LearnedToExit(network.encoder.hidden, options.pool)
     return nn.ModuleDict({"ramps": ramps(network, options), "doubt": unit})
@@ -64,18 +74,20 @@ class Policy(DoubtPolicy):
         return s.unsure()
 
 
-def objective(options: ExitOptions) -> Objective:
-    """All exits by the weighted sum, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
+def objective(options: Options) -> Objective:
+    """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
 
     def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
-        return weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
+        exits = len(net.ramps) + 1
+        return exits * weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
 
     return learn
 
 
-def stages(network: Network, options: ExitOptions) -> list[Stage]:
-    """One: alternating training."""
-    return [Alternating(network, "alternating", options.head_lr, objective=objective(options))]
+def stages(network: Network, options: Options) -> list[Stage]:
+    """Alternating training; the backbone alone before that if asked."""
+    made = Alternating(network, "alternating", options.head_lr, objective=objective(options), soft=soft(options))
+    return after(options, made)
 
 
 def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:

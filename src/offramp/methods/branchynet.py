@@ -9,7 +9,7 @@ Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests
 
 from __future__ import annotations
 
-from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
+from offramp.parts.exits import EntropyPolicy, EntropySettings, WeightedOptions, exit_modules
 from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Threshold
 
@@ -17,7 +17,7 @@ SPACE = Threshold("threshold", loosest=0.0, unit="nats")
 HF_EQUAL = True
 NEEDS = ("distribution",)
 Settings = EntropySettings
-Options = ExitOptions
+Options = WeightedOptions
 modules = exit_modules
 stages = joint
 objective = weighted

@@ -180,7 +180,7 @@ class Adaptive(Stage):
         if options.training == "mixed":
             return mixed_rows_loss(net, seen, options.samples)
         each = aligned_losses(net, seen)
-        return each @ each.new_tensor(exit_weights(list(range(1, net.depth + 1)), options.weights))
+        return each @ each.new_tensor(exit_weights(net.depth, options.weights))
 
 
 def _units(network: Network) -> Halting:

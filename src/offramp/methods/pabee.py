@@ -19,7 +19,7 @@ from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts.criteria import agree
-from offramp.parts.exits import ExitOptions, exit_modules
+from offramp.parts.exits import WeightedOptions, exit_modules
 from offramp.parts.network import Network
 from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Integer
@@ -28,7 +28,7 @@ from offramp.parts.whole import note
 SPACE = Integer("patience", loosest=0)
 HF_EQUAL = True
 NEEDS: tuple[str, ...] = ()
-Options = ExitOptions
+Options = WeightedOptions
 modules = exit_modules
 stages = joint
 objective = weighted

@@ -4,12 +4,13 @@ What it does: all exits train together with the backbone; off-ramp i weighs min(
 its share of the full model's depth, so early exits do not disturb the backbone while it is still finding its feet. At
 run time a row leaves at the first off-ramp that gives its best answer more than `confidence`.
 Modifications from the paper: C_i = layer/depth (at least 0.05, for the off-ramp on the embeddings) instead of measured
-operations of convolutional blocks; progress counts epochs of the stage.
+operations of convolutional blocks; progress counts steps instead of epochs, of which there are few here.
 Relations: BranchyNet with confidence for entropy and scheduled weights for fixed ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtSettings, ExitOptions, HesitationPolicy, exit_modules
+from offramp.parts.exits import DoubtSettings, HesitationPolicy, JointOptions, exit_modules
 from offramp.parts.losses import exit_losses
 from offramp.parts.network import Network
-from offramp.parts.regimes import Joint, Objective
+from offramp.parts.regimes import Joint, Objective, after, soft
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Stage
 from offramp.parts.trace import Trace
@@ -29,7 +30,7 @@ from offramp.parts.trace import Trace
 SPACE = Threshold("threshold", loosest=0.0, unit="hesitation")
 HF_EQUAL = True
 NEEDS = ("distribution",)
-Options = ExitOptions
+Options = JointOptions
 modules = exit_modules
 Policy = HesitationPolicy
 
@@ -51,12 +52,15 @@ class Settings(DoubtSettings):
 
 @dataclass
 class Scheduled(Joint):
-    """Joint training whose exit weights grow from epoch to epoch."""
+    """Joint training whose exit weights grow from step to step."""
 
     progress: float = 0.0
 
-    def at(self, epoch: int, epochs: int, step: int) -> None:
-        self.progress = epoch / epochs
+    def reached(self, share: float) -> None:
+        self.progress = share
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        return len(history) - 1  # dev rows see the last exit alone, and off-ramps hardly learn before the end
 
 
 def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
@@ -68,12 +72,14 @@ def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
     return losses @ torch.cat((weight, torch.ones(1))).to(losses)
 
 
-def objective(options: ExitOptions) -> Objective:
+def objective(options: JointOptions) -> Objective:
     """In a pair the model has found its feet already: weights are fully grown."""
     return partial(grown, 1.0)
 
 
-def stages(network: Network, options: ExitOptions) -> list[Stage]:
-    """One: joint training with growing weights."""
-    stage = Scheduled(network, "joint", options.head_lr, objective=lambda *given: grown(stage.progress, *given))
-    return [stage]
+def stages(network: Network, options: JointOptions) -> list[Stage]:
+    """Joint training with growing weights; the backbone alone before that if asked."""
+    stage = Scheduled(
+        network, "joint", options.head_lr, objective=lambda *given: grown(stage.progress, *given), soft=soft(options)
+    )
+    return after(options, stage)

@@ -20,7 +20,7 @@ from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.parts.criteria import token_doubt, whole_words
-from offramp.parts.exits import ExitOptions, exit_modules
+from offramp.parts.exits import WeightedOptions, exit_modules
 from offramp.parts.network import Network
 from offramp.parts.regimes import joint, weighted
 from offramp.parts.space import Threshold
@@ -29,7 +29,7 @@ from offramp.parts.whole import live
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
 HF_EQUAL = True
 NEEDS = ("words",)
-Options = ExitOptions
+Options = WeightedOptions
 modules = exit_modules
 stages = joint
 objective = weighted

@@ -168,7 +168,7 @@ def plain_stages(network: Network, head_lr: float) -> list[Stage]:
 
 def decoder_stages(network: Network, options: DecoderOptions) -> list[Stage]:
     """All exits, then the unit that decides, if there is one to learn."""
-    weights = tuple(exit_weights([*range(network.depth)], options.weights))
+    weights = tuple(exit_weights(network.depth, options.weights))
     given = (network, options.training, options.head_lr)
     if options.training == "mixed":
         first: Speaking = Mixed(*given, True, weights=weights, smoothing=options.smoothing, samples=options.samples)

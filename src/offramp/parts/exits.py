@@ -32,10 +32,7 @@ class ExitOptions:
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
     lexical: bool = True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
     lexical_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
-    weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
-    mixed: bool = False  # joint methods: fine-tune the backbone alone first
-    equilibrium: bool = False  # joint methods: layers learn from the mean of the exits above, not from their sum
 
     def __post_init__(self) -> None:
         if not 0.0 < self.head_lr < 1.0:
@@ -43,6 +40,21 @@ class ExitOptions:
         if self.lexical_depth < 0:
             given = f"lexical_depth={self.lexical_depth}"
             raise OfframpError("how deep off-ramps know words", given, "use 0 (off-ramp 0 only) or a layer, e.g. 2")
+
+
+@dataclass(frozen=True)
+class JointOptions(ExitOptions):
+    """Exits that train together with the backbone."""
+
+    mixed: bool = False  # fine-tune the backbone alone first
+    equilibrium: bool = False  # layers learn from the mean of the exits above, not from their sum
+
+
+@dataclass(frozen=True)
+class WeightedOptions(JointOptions):
+    """Exits whose losses are summed with fixed weights."""
+
+    weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,7 @@ def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
     return nn.ModuleDict({"ramps": ramps(network, options)})
 
 
-def exit_weights(layers: list[int], rule: Literal["index", "uniform"]) -> list[float]:
-    """One weight per exit, summing to 1."""
-    raw = [layer + 1.0 if rule == "index" else 1.0 for layer in layers]
+def exit_weights(count: int, rule: Literal["index", "uniform"]) -> list[float]:
+    """One weight for each of `count` exits, the first first, summing to 1."""
+    raw = [place + 1.0 if rule == "index" else 1.0 for place in range(count)]
     return [w / sum(raw) for w in raw]

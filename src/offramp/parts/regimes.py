@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.parts.batch import Batch
-from offramp.parts.exits import ExitOptions, exit_weights
+from offramp.parts.exits import ExitOptions, JointOptions, WeightedOptions, exit_weights
 from offramp.parts.losses import exit_loss, exit_losses, last_exit
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Stage, frozen
@@ -19,14 +19,14 @@ from offramp.parts.trace import Soft, Trace, trace
 Objective = Callable[[Network, Trace, Batch], Tensor]
 
 
-def weighted_exits(network: Network, options: ExitOptions, made: Trace, batch: Batch) -> Tensor:
+def weighted_exits(network: Network, options: WeightedOptions, made: Trace, batch: Batch) -> Tensor:
     """Weighted sum of all exits' losses, the last exit included."""
     layers = [*sorted(network.ramps), network.depth]
     losses = exit_losses(network, made, batch, layers)
-    return losses @ losses.new_tensor(exit_weights(layers, options.weights))
+    return losses @ losses.new_tensor(exit_weights(len(layers), options.weights))
 
 
-def weighted(options: ExitOptions) -> Objective:
+def weighted(options: WeightedOptions) -> Objective:
     """The objective of methods that train all exits together by a weighted sum."""
 
     def objective(network: Network, made: Trace, batch: Batch) -> Tensor:
@@ -69,11 +69,19 @@ class Joint(Stage):
         return {"loss": loss.detach()}
 
 
-def joint(network: Network, options: ExitOptions) -> list[Stage]:
+def joint(network: Network, options: WeightedOptions) -> list[Stage]:
     """All exits and the backbone together, by the weighted sum; the backbone alone before that if asked."""
-    first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.mixed else []
-    soft = Soft(equilibrium=options.equilibrium)
-    return [*first, Joint(network, "joint", options.head_lr, objective=weighted(options), soft=soft)]
+    return after(options, Joint(network, "joint", options.head_lr, objective=weighted(options), soft=soft(options)))
+
+
+def soft(options: JointOptions) -> Soft:
+    """How gradients of the exits meet in the backbone."""
+    return Soft(equilibrium=options.equilibrium)
+
+
+def after(options: JointOptions, stage: Stage) -> list[Stage]:
+    """A joint stage, the backbone fine-tuned alone before it if asked."""
+    return [*([Stage(stage.network, "fine-tune", options.head_lr, shared=True)] if options.mixed else []), stage]
 
 
 @dataclass
