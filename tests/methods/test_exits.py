@@ -118,7 +118,7 @@ def test_shallow_deep_weights_grow_with_progress() -> None:
         losses.append(float(stage.step(batch, lambda loss: None)["loss"]))
     assert losses[0] < losses[1] < losses[2]
     each = exit_losses(net, trace(net.encoder, batch.packed), batch, [0, 1, 2, 3])
-    grown = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get, for the off-ramps of 3 layers
+    grown = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get
     assert losses[2] == pytest.approx(grown, rel=1e-5)
     assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.8}]) == 1  # the early exits learn last
 
