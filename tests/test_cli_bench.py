@@ -81,6 +81,7 @@ def test_a_latency_is_found_kept_and_used(call: Call, own: Path) -> None:
         (["--latency", "5ms", "--percentile", "0"], "percentile"),
         (["--latency", "5ms", "--engine", "abacus"], "engine"),
         (["--latency", "1us", "--engine", "torch"], "fastest point takes"),
+        (["--risk", "0.2", "--precision", "bf16"], "without --latency"),
     ],
 )
 def test_latencies_that_cannot_be(call: Call, own: Path, words: list[str], part: str) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from offramp.engines import How
+from offramp.errors import OfframpError
+from offramp.model.predictor import Predictor
 from tests import runs
 from tests.test_cli import Call, call, rows
 
@@ -46,6 +49,10 @@ def test_a_proven_risk_is_kept_and_used(call: Call, own: Path, trained: Path) ->
     assert "0.2" in call("info", own).out
     refused = call("eval", own, "--data", data, "--risk", 0.01)
     assert refused.code == 2 and "calibrated for these risks: 0.2" in refused.err
+    rounded = Predictor.load(own, "torch")
+    rounded.how = How("bf16")
+    with pytest.raises(OfframpError, match="proven in fp32"):
+        rounded.settings(risk=0.2)
 
 
 def test_calibration_on_known_rows_is_warned_of(call: Call, own: Path, trained: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import offramp
+from offramp.budget import calibrate
 from offramp.budget.decoding import (
     WordTable,
     best_per_segment,
@@ -74,3 +75,13 @@ def test_a_recording_agrees_with_decoding(spoken: Path) -> None:
     assert {"threshold": 0.5} in tried and len(tried) > 1
     assert all(len(one["thresholds"]) == 2 for one in tried[:-1])
     assert torch.is_inference_mode_enabled() is False
+
+
+def test_thresholds_are_decoded_on_rows_they_were_not_found_on(spoken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, found, scored = offramp.load(spoken, engine="torch"), speaking.rows(12, 5), [], []
+    real_pointer = calibrate.pointer
+    monkeypatch.setattr(calibrate, "FEW", 12)
+    monkeypatch.setattr(calibrate, "decoder_candidates", lambda _, data: found.extend(data.rows) or [{}])
+    monkeypatch.setattr(calibrate, "pointer", lambda s, *a: scored.extend(s.data.rows) or real_pointer(s, *a))
+    calibrate.calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
+    assert sorted(map(id, [*found, *scored])) == sorted(map(id, rows)) and len(found) == len(scored) == 6

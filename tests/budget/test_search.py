@@ -219,3 +219,17 @@ def test_the_front_forgets_what_is_dominated() -> None:
     found = [one(1, 0.2, 0.5), one(2, 0.5, 0.9), one(3, 0.4, 0.5), one(4, 1.0, 0.8)]
     assert [owner.gene for owner, _ in front(found, True)] == [(1,), (2,)]
     assert [owner.gene for owner, _ in front(found, False)] == [(1,)]
+
+
+def test_exits_of_a_pair_are_scored_on_rows_they_were_not_found_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, scored = [], []
+    real_search, real_pointer = calibrate.search_exits, calibrate.pointer
+    monkeypatch.setattr(calibrate, "FEW", 20)
+    monkeypatch.setattr(calibrate, "search_exits", lambda s, *a: found.append(s.data.rows) or real_search(s, *a))
+    monkeypatch.setattr(calibrate, "pointer", lambda s, *a: scored.append(s.data.rows) or real_pointer(s, *a))
+    given = subject(pair)
+    points = calibrate.explore(given, given.record())
+    assert points and found and len(found) == len(scored)
+    whole = [id(row) for row in given.data.rows]
+    for some, others in zip(found, scored, strict=True):
+        assert sorted([*map(id, some), *map(id, others)]) == sorted(whole)

@@ -96,6 +96,20 @@ def test_the_loosest_setting_of_a_pair_is_the_plain_model() -> None:
     assert np.allclose(outcome.macs, full.numpy())
 
 
+@pytest.mark.parametrize("name", ["length_adaptive", "adapler", "tr_bert"])
+def test_a_length_method_at_its_loosest_wants_nothing(name: str) -> None:
+    """So that an engine may run its full model at once."""
+    method, net, _ = made(name, "bert", "classification")
+    assert not method.policy(net, method.settings()).wants_anything(net.depth)
+
+
+def test_options_that_a_pair_has_no_use_for_are_refused() -> None:
+    method, net, _ = made("length_adaptive+branchynet", "bert", "classification")
+    for option in ("mixed", "equilibrium"):
+        with pytest.raises(OfframpError, match=option):
+            method.stages(net, method.options(**{option: True}))
+
+
 @pytest.mark.parametrize(
     "name", ["branchynet+length_adaptive", "full+branchynet", "length_adaptive+full", "length_adaptive+", "a+b+c"]
 )

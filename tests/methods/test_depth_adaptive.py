@@ -96,7 +96,8 @@ def test_the_threshold_form_trusts_the_exits_own_confidence() -> None:
 @pytest.mark.parametrize(("task", "level"), [("classification", "row"), ("tagging", "word"), ("tagging", "row")])
 def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str) -> None:
     net, data = made(task, form=form, level=level)
-    for settings in (Settings(0.7), Settings(0.4), Settings(0.5, argmax=True)):
+    likeliest = [Settings(0.5, argmax=True)] if form == "multinomial" else []
+    for settings in (Settings(0.7), Settings(0.4), *likeliest):
         together = answer(net, packed_rows(net.task, data.encoded), settings)
         parts = together.logits.split(LENGTHS) if net.per_token else list(together.logits)
         spent = cost.macs(together.log, net, len(LENGTHS))
@@ -220,3 +221,10 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
         Options(sigma=-1.0)
     with pytest.raises(OfframpError, match="threshold=2"):
         Settings(2.0)
+
+
+@pytest.mark.parametrize("form", ["geometric", "threshold"])
+def test_units_that_decide_layer_by_layer_have_no_likeliest_depth(form: str) -> None:
+    net, _ = made(form=form)
+    with pytest.raises(OfframpError, match="multinomial or sequence"):
+        Policy(net, Settings(0.5, argmax=True))

@@ -238,6 +238,7 @@ def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base
         ({"layers": -1}, "layers=-1"),
         ({"smoothing": 0.0}, "smoothing"),
         ({"penalty": 2.0}, "penalty"),
+        ({"spacing": 1}, "spacing=1"),  # nothing left to guess from
         ({"transductive": True}, "estimation=reconstruction"),
     ],
 )

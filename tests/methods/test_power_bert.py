@@ -14,7 +14,7 @@ from offramp.core.packed import pack
 from offramp.errors import OfframpError
 from offramp.methods import power_bert
 from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
-from offramp.model.folder import assemble, load
+from offramp.model.folder import assemble, carry_over, load
 from offramp.parts.batch import Batch
 from offramp.parts.network import Network
 from offramp.tasks import get
@@ -53,7 +53,7 @@ def test_only_layers_that_drop_ask_for_scores() -> None:
     policy = power_bert.Policy(net, Settings())
     assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [True, False, True]
     kept.counts.fill_(kept.weights.shape[1])
-    assert not any(power_bert.Policy(net, Settings()).wants_scores(layer) for layer in (1, 2, 3))
+    assert not power_bert.Policy(net, Settings()).wants_anything(net.depth)
 
 
 def test_counts_are_sums_of_weights_that_never_grow() -> None:
@@ -119,6 +119,9 @@ def test_counts_found_in_training_travel_with_the_model(base: str, tmp_path: Pat
     found = power_bert._retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
     assert methods.get("power_bert").policy(model.network, Settings()).wants_scores(1)
+    net, kept = made(counts=(9, 6, 2))
+    carry_over(net, methods.get("power_bert"), str(run_))  # as when --model names that run
+    assert kept.counts.tolist() == [9, 6, 2] and bool((kept.weights == 1.0).all())
 
 
 BAD = [{"counts": (3, 5, 1)}, {"counts": (3, 0, 0)}, {"counts": (3.5, 2, 1)}, {"penalty": -1.0}, {"soft_lr": 0.0}]

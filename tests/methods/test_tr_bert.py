@@ -12,6 +12,7 @@ from torch import Tensor
 from offramp import engines, methods, tasks
 from offramp.core import cost
 from offramp.core.loop import run
+from offramp.core.packed import pack
 from offramp.errors import OfframpError
 from offramp.methods import tr_bert
 from offramp.methods.tr_bert import Options, Policy, Settings
@@ -20,6 +21,7 @@ from offramp.parts.batch import Batch, Data, batch, packed_rows
 from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
 from offramp.parts.rollout import Rollout, hard, points, tiled
+from offramp.parts.tape import tape
 from offramp.parts.trace import trace
 from offramp.text.tokenise import Encoded
 from tests import runs, tiny
@@ -125,6 +127,25 @@ def test_a_choice_as_masks_is_the_choice_itself(task: str) -> None:
         again = net(net.depth, soft.at(net.depth))
     assert torch.allclose(again, logits[-len(again) :], atol=1e-4)
     assert not torch.allclose(again, logits[: len(again)], atol=1e-3), "all choices were alike"
+
+
+@pytest.mark.parametrize("name", ["tr_bert+fastbert", "tr_bert+branchynet"])
+def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> None:
+    spec, method = tasks.get("classification").from_rows(GIVEN, "rows"), methods.get(name)
+    torch.manual_seed(1)
+    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
+    net = assemble(hf, spec, method, method.options(lexical_depth=3))
+    net.eval()
+    packed = pack(tiny.rows(LENGTHS))
+    with torch.no_grad():
+        for parameter in net.added["ramps"].parameters():
+            parameter.normal_(std=0.1)
+        made = Rollout(net)
+        left = tape(net, packed, made)
+        faded = trace(net.encoder, packed, hard(made, packed, net))
+        for layer in sorted(net.ramps):
+            assert torch.allclose(net(layer, left.at(layer)), net(layer, faded.at(layer)), atol=1e-3), layer
+    assert left.at(3).total < packed.total
 
 
 def test_the_heuristic_is_gradient_times_change() -> None:

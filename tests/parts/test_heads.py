@@ -48,3 +48,13 @@ def test_its_tables_learn_and_are_paid_for() -> None:
     assert ramp.words.grad.abs().sum(1).nonzero().ravel().tolist() == [1, 2, 3]
     assert int((ramp.pairs.grad.abs().sum(1) > 0).sum()) == 1  # a single pair of neighbours
     assert ramp.cost == HeadCost(5.0, 1.0 + 2 * 3)
+
+
+def test_words_that_are_not_there_do_not_speak() -> None:
+    ramp, rows = lexical(), [[1, 2, 3, 4], [5, 6]]
+    packed = pack(rows).with_tokens(present=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.5]))
+    with torch.no_grad():
+        said = ramp(packed)
+        gone = by_hand(ramp, [1, 2]) + ramp.STEP * ramp.words[4]
+        half = 0.5 * by_hand(ramp, [5, 6]) + 0.5 * ramp.STEP * ramp.words[5]  # of the word and of the pair
+    assert torch.allclose(said, torch.stack([gone, half]), atol=1e-5)

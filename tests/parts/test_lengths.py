@@ -75,3 +75,9 @@ def test_only_layers_that_drop_ask_for_scores() -> None:
     assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [False, True, False]
     plain = LengthPolicy(net, LengthSettings())
     assert not any(plain.wants_scores(layer) for layer in (1, 2, 3))
+
+
+def test_shares_of_deep_models_stay_above_nothing() -> None:
+    shares = constant(24, 0.75)
+    LengthSettings(lengths=shares)
+    assert shares[0] == 0.25 and shares[-1] == 1e-6 and counts(torch.tensor([64]), shares[-1]).tolist() == [2]

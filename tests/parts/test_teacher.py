@@ -52,3 +52,17 @@ def test_imitation_is_zero_only_for_the_teachers_own_answers(task: str) -> None:
     taught = torch.randn(n, net.task.outputs)
     assert imitation(net, taught, taught, packed).item() == pytest.approx(0.0, abs=1e-6)
     assert imitation(net, taught + torch.randn_like(taught), taught, packed).item() > 0.01
+
+
+def test_imitation_of_spans_gives_finite_gradients_both_ways() -> None:
+    """Rows of different lengths: places that a shorter row does not have are impossible for both."""
+    rows = [{"question": "a", "context": "a b c", "answers": {"text": ["a"], "answer_start": [0]}}]
+    spec, method = get("span").from_rows(rows, "rows"), methods.get("full")
+    net = assemble(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, method.options())
+    packed = pack(tiny.rows(LENGTHS))
+    packed = packed.with_tokens(scored=torch.ones(packed.total, dtype=torch.bool))
+    for told in (True, False):
+        said, taught = (torch.randn(packed.total, 2, requires_grad=True) for _ in range(2))
+        found = imitation(net, said, taught.detach(), packed) if told else imitation(net, taught.detach(), said, packed)
+        (grad,) = torch.autograd.grad(found, said)
+        assert found > 0 and grad.isfinite().all() and grad.abs().sum() > 0

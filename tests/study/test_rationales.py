@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,15 @@ def test_each_technique_gives_shares_of_a_row(done: Study) -> None:
     for name, layers in rationales.techniques(full, adapler, row, 1.0).items():
         assert layers.shape == (3, len(row.encoded.ids)), name
         assert layers.sum(1) == pytest.approx(np.ones(3), abs=1e-4), name
+
+
+def test_saliency_chooses_words_of_new_rows_without_their_labels(done: Study) -> None:
+    full = folders.load(done.folder("runs", "full"))
+    rows = rationales.marked(full, rationales.rows_in(done.data, "dev", None))
+    labels = sorted({row.label for row in rows}, key=str)
+    for row in rows[:6]:
+        seen = {str(rationales.chosen(full, replace(row, label=label), "saliency", told=False)) for label in labels}
+        assert len(seen) == 1
 
 
 def test_raw_attention_is_what_the_loop_sees(done: Study) -> None:

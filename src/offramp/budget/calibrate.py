@@ -38,8 +38,9 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     task, subject = network.task, Subject(network, method, data)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
     if network.decoder is not None:  # sentences cannot be replayed: what they say next hangs on what they said
-        point = pointer(subject, None)
-        tried = [point(one) for one in ([] if isinstance(method.space, Fixed) else decoder_candidates(network, data))]
+        settings, others = _for_decoder(subject)
+        point = pointer(others, None)
+        tried = [point(one) for one in settings]
         front = pareto(tried, point({}), task.higher_is_better)
         found = Points(task.metric, task.higher_is_better, about, front, scale=task.scale)
         return replace(found, warnings=complaints(network, None, tried, found))
@@ -53,6 +54,16 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
     *tried, loosest = explore(subject, recording)
     found = Points(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
     return replace(found, warnings=complaints(network, recording, tried, found))
+
+
+def _for_decoder(subject: Subject) -> tuple[list[Settings], Subject]:
+    """Settings to decode with, and the rows to score them on: where there are many, others than they were found on."""
+    network, data = subject.network, subject.data
+    if isinstance(subject.method.space, Fixed) or len(data.rows) < FEW:
+        return [] if isinstance(subject.method.space, Fixed) else decoder_candidates(network, data), subject
+    even = [number % 2 == 0 for number in range(len(data.rows))]
+    others = data.part([not one for one in even])
+    return decoder_candidates(network, data.part(even)), replace(subject, data=others)
 
 
 def explore(subject: Subject, recording: Recording) -> list[Point]:
@@ -77,14 +88,17 @@ def searchable(method: Method) -> bool:
 
 def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool = False) -> list[Point]:
     """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
-    last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows only, since nobody
-    will score them on other ones."""
+    last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows and scored on the
+    other half, since nobody will score them on other ones."""
     pair, under = subject.method.pair, subject.given(lengths)
     assert pair is not None
     recording = under.record()
     if searchable(under.method):
-        half = apart and len(subject.data.rows) >= FEW
-        seen = part(under, recording, np.arange(len(under.data.rows)) % 2 == 0) if half else (under, recording)
+        seen = under, recording
+        if apart and len(subject.data.rows) >= FEW:
+            even = np.arange(len(under.data.rows)) % 2 == 0
+            seen, (under, recording) = part(under, recording, even), part(under, recording, ~even)
+            full = [answer for answer, one in zip(full, even, strict=True) if not one]
         tries = [settings for _, settings in search_exits(*seen, EXITS, BRIEF)]
     else:
         tries = candidates(under.network, under.method, recording)

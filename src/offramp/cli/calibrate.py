@@ -28,12 +28,16 @@ def command(
     """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
     from offramp.budget.latency import Wish
     from offramp.budget.recalibrate import recalibrate
+    from offramp.errors import OfframpError
     from offramp.study import console
     from offramp.study.bars import bar
     from offramp.text.read import read
 
     console.check_wish(budget, max_loss)
     time = seconds(latency)
+    if time is None and (engine, precision, threads) != ("auto", "fp32", None):
+        given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
+        raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
     wish = None if time is None else Wish(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     with bar("calibrating"):

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.parts import rows, saliency
+from offramp.parts.artefact import kept
 from offramp.parts.batch import Batch, Data
 from offramp.parts.fading import Fading
 from offramp.parts.losses import last_exit
@@ -115,6 +116,9 @@ class Policy(policy.Policy):
         self.network, self.scale = network, settings.scale
         self.eta = cuts(network).eta.detach().clamp(0.01, 1.0)
 
+    def wants_enter(self, layer: int) -> bool:
+        return self.scale > 0.0
+
     def enter(self, layer: int, s: State) -> Tensor | None:
         if self.scale == 0.0:
             return None
@@ -134,9 +138,8 @@ class FineTune(Stage):
 
     def prepare(self, data: Data, folder: Path) -> None:
         self.data, self.folder = data, folder
-        if self.options.start == "pretrained" and not (folder / PRETRAINED).is_file():
-            weights = {name: t.detach().clone().contiguous() for name, t in self.network.hf.state_dict().items()}
-            save_file(weights, folder / PRETRAINED)
+        if self.options.start == "pretrained":
+            kept(folder / PRETRAINED, lambda: {n: t.detach().clone() for n, t in self.network.hf.state_dict().items()})
 
     def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
         assert self.data is not None and self.folder is not None

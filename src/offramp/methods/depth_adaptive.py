@@ -95,6 +95,9 @@ class EncoderPolicy(policy.Policy):
             asked = "settings of depth_adaptive on an encoder"
             raise OfframpError(asked, "thresholds, depth or beams", "those are for translation; give a threshold")
         self.units, self.exits = _units(network), frozenset(network.ramps)
+        if settings.argmax and self.units.form in ("geometric", "threshold"):
+            given = f"argmax=true for form={self.units.form}, which decides layer by layer"
+            raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
         self.task, self.final, self.settings = network.task, network.encoder.final, settings
 
     def leave(self, layer: int, s: State) -> Tensor | None:

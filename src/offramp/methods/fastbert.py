@@ -57,7 +57,9 @@ class AttendingRamp(nn.Module):
         """Logits per row, or per token."""
         x = torch.tanh(self.narrow(packed.states))
         q, k, v = self.mix(x).chunk(3, dim=1)
-        mixed, _ = attend(q, k, v, packed.layout, Plan(HEADS))
+        there = None if self.per_token else packed.tokens.get("present")  # of a pair, while tokens fade in training
+        bias = None if there is None else there.clamp(min=1e-6).log()
+        mixed, _ = attend(q, k, v, packed.layout, Plan(HEADS, key_bias=bias))
         seen = packed.with_states(self.out(mixed))
         logits: Tensor = self.project(torch.tanh(self.dense(seen.states if self.per_token else seen.mean())))
         return logits

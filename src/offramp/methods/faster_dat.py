@@ -79,7 +79,7 @@ class Options:
             ("layers", self.layers >= 0, "1, 2, …, or 0 for all layers"),
             ("smoothing", self.smoothing > 0.0, "a number above 0, e.g. 0.1"),
             ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
-            ("spacing", self.spacing >= 0, "2 or more words, or 0 for one mask a pass"),
+            ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
             ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
             ("unseen", self.unseen >= 0, "a depth, or 0 for the median"),
             ("transductive", not self.transductive or self.estimation == "reconstruction",

@@ -114,6 +114,9 @@ class Policy(policy.Policy):
     def wants_scores(self, layer: int) -> bool:
         return self.counts[layer] < self.counts[layer - 1] or (layer == 1 and self.scale < 1.0)
 
+    def wants_attended(self, layer: int) -> bool:
+        return self.wants_scores(layer)
+
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         if scores is None or not self.wants_scores(layer):
             return None

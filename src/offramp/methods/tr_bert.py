@@ -35,7 +35,7 @@ from offramp.parts.regimes import Objective
 from offramp.parts.rollout import Rollout, hard, points, tiled
 from offramp.parts.selectors import Selector
 from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Stage, fastest
+from offramp.parts.stage import Backward, Groups, Stage, fastest
 from offramp.parts.teacher import Teacher, imitation_rows, teacher
 from offramp.parts.trace import trace
 
@@ -95,6 +95,9 @@ class Policy(policy.Policy):
         self.network, self.threshold = network, settings.threshold
         self.points = frozenset(points(network.depth)) if settings.threshold > 0.0 else frozenset()
 
+    def wants_enter(self, layer: int) -> bool:
+        return layer in self.points
+
     def enter(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
             return None
@@ -127,6 +130,9 @@ class Reinforced(Stage):
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.extra.")]
+
+    def optimisers(self, lr: float) -> list[Groups]:
+        return [[{"params": [p for _, p in self.trainable()], "lr": self.head_lr}]]  # smaller than lr, if so asked
 
     def mode(self) -> None:
         self.network.train(backbone=False, added=True)

@@ -116,13 +116,17 @@ def assemble(
     return net
 
 
+FRESH = ("ramps.", "lengths.", "retention.")  # added modules that begin anew in every run
+
+
 def carry_over(net: Network, method: Method, source: str) -> None:
     """What an earlier run of the same method, now a pretrained model, learned besides answering: a predictor of depths
-    that was pretrained with its backbone goes on learning. Off-ramps belong to a task and start fresh."""
+    that was pretrained with its backbone goes on learning. Off-ramps belong to a task and start fresh, and lengths are
+    what the options of this run say."""
     path = Path(source)
     if not is_run(path) or about(path)["method"] != method.name:
         return
-    own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith("ramps.")}
+    own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(FRESH)}
     try:
         stored = load_file(path / "offramp.safetensors")
     except (OSError, SafetensorError) as error:

@@ -75,6 +75,9 @@ class Predictor:
                 raise OfframpError(named[0], "a model without operating points", "run `offramp calibrate` on it first")
             return method.settings()
         if risk is not None:
+            if self.how.precision != "fp32":  # other numbers, other answers: nothing was shown of them
+                why = f"precision {self.how.precision}, and what was proven was proven in fp32"
+                raise OfframpError(f"a guaranteed risk of {risk:g}", why, "use fp32, or ask for a budget")
             return methods.configure(method.settings, self.points.proven(risk).settings, method.name)
         if latency is not None:
             return methods.configure(method.settings, self._in_time(self.points, latency), method.name)

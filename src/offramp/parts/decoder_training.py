@@ -7,8 +7,9 @@ cross-entropy of the deciding unit against an oracle that saw all exits, back in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,10 @@ class Speaking(Stage):
 
     weights: tuple[float, ...] = field(kw_only=True)  # one per block, summing to 1
     smoothing: float = SMOOTHING
+
+    def done_by(self, run: Mapping[str, Any]) -> bool:
+        """Exits are trained by runs that trained them the same way; a plain model knows its last one only."""
+        return self.shared and (self.weights[-1] == 1.0 or run["options"].get("training") == self.name)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         fixed = {f"model.{name}" for name in decoder_of(self.network).fixed}

@@ -85,7 +85,11 @@ class LexicalRamp(nn.Module):
         ids, place = packed.tokens["id"], packed.tokens["position"]
         followed = place.roll(-1) == place + 1  # the last token of a row has no neighbour
         pairs = (F.embedding(ids, self.here) + F.embedding(ids.roll(-1), self.next))[:, 0] % self.PAIRS
-        said = F.embedding(ids, self.words) + F.embedding(pairs, self.pairs) * followed.to(self.pairs.dtype)[:, None]
+        alone, both = packed.tokens.get("present"), followed.to(self.pairs.dtype)
+        said = F.embedding(ids, self.words)
+        if alone is not None:  # of a pair, while tokens fade in training
+            said, both = said * alone[:, None], both * alone * alone.roll(-1)
+        said = said + F.embedding(pairs, self.pairs) * both[:, None]
         logits: Tensor = self.inner(packed) + self.STEP * packed.sums(said)
         return logits
 

@@ -48,7 +48,7 @@ def counts(lengths: Tensor, share: float) -> Tensor:
 
 def constant(depth: int, drop: float) -> tuple[float, ...]:
     """Shares after each layer when every layer drops the same part of what it got."""
-    return tuple(round((1.0 - drop) ** layer, 6) for layer in range(1, depth + 1))
+    return tuple(max(1e-6, round((1.0 - drop) ** layer, 6)) for layer in range(1, depth + 1))
 
 
 def check_falling(name: str, values: Sequence[float]) -> None:
@@ -94,6 +94,9 @@ class LengthPolicy(policy.Policy):
 
     def wants_scores(self, layer: int) -> bool:
         return layer < len(self.shares) and self.shares[layer] < self.shares[layer - 1]
+
+    def wants_attended(self, layer: int) -> bool:
+        return self.wants_scores(layer)
 
     def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         if scores is None or not self.wants_scores(layer):

@@ -7,7 +7,7 @@ the trainer seeds it from (seed, stage, step), which is what makes a resumed run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +38,10 @@ class Stage:
     reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before it, if it `compares`
 
     compares: ClassVar[bool] = False  # `select` asks what the model scored before this stage
+
+    def done_by(self, run: Mapping[str, Any]) -> bool:
+        """Whether a run that `--init` names, told by its offramp.json, has done this stage already."""
+        return self.shared
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters this stage changes; gradients must reach exactly these."""

@@ -53,8 +53,8 @@ def imitation(network: Network, said: Tensor, taught: Tensor, packed: Packed) ->
         return F.mse_loss(said.float(), taught.float())
     lengths, scored = packed.lengths.to(said.device), packed.tokens.get("scored")
     student, model = (network.task.distributions(x.float(), lengths, scored)[0].log_softmax(-1) for x in (said, taught))
-    possible = ~torch.isneginf(model)
-    return (model.exp() * (model - student))[possible].sum() / len(model)
+    gap = (model - student).masked_fill(torch.isneginf(model), 0.0)  # of two impossible answers; no gradient there
+    return (model.exp() * gap).sum() / len(model)
 
 
 def imitation_rows(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:

@@ -179,7 +179,7 @@ def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given
     watch = _Watch(method.policy(network, settings), network, len(encoded.ids))
     with torch.inference_mode():
         made = run(predictor.engine, network, watch, packed)
-    spent, full = cost.macs(made.log, network, 1), cost.full(network, network.depth, packed.lengths)
+    spent, full = cost.macs(made.log, network, 1), cost.full(network.uncut, network.depth, packed.lengths)
 
     def answer(logits: Tensor | None) -> dict[str, Any] | None:
         if logits is None:

@@ -115,7 +115,7 @@ def select(study: Study, train: Train) -> dict[str, Any]:
         files = {split: study.folder("rows", f"{strategy} {split}.json") for split in whole}
         for split, file in files.items():
             if not file.is_file():
-                write_json(file, _kept(full, whole[split], strategy))
+                write_json(file, _kept(full, whole[split], strategy, told=split == "train"))
         own = _trained(study, strategy, read_json(files["train"]), train)
         table[strategy] = _cell(own, read_json(files["dev"]))
     for cell in table.values():
@@ -125,11 +125,11 @@ def select(study: Study, train: Train) -> dict[str, Any]:
     return made
 
 
-def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None) -> list[dict[str, Any]]:
-    """Texts of the chosen words; of all words that fit without a strategy."""
+def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None, told: bool = True) -> list[dict[str, Any]]:
+    """Texts of the chosen words; of all words that fit without a strategy. `told`: whether labels may be looked at."""
     made = []
     for row in rows:
-        words = range(len(row.truth)) if strategy is None else chosen(full, row, strategy)
+        words = range(len(row.truth)) if strategy is None else chosen(full, row, strategy, told)
         made.append({"text": " ".join(row.tokens[word] for word in words), "label": row.label})
     return made
 

@@ -7,16 +7,18 @@ stand above the uniform level 1/n, n the row's words and special tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from offramp.errors import OfframpError
 from offramp.model.folder import Loaded
 from offramp.parts.batch import Batch, Data, batch
+from offramp.parts.trace import trace
 from offramp.study import importance
 from offramp.text.read import read, require
 from offramp.text.tokenise import Encoded, encode_words
@@ -98,6 +100,15 @@ def as_batch(model: Loaded, row: Marked) -> Batch:
     return batch(task, Data([{"label": row.label}], [one]), [0], None).to(model.network.device)
 
 
+def answered(model: Loaded, row: Marked) -> Marked:
+    """The row with the label that the model gives it."""
+    network, one = model.network, as_batch(model, row)
+    with torch.no_grad():
+        logits = network(network.depth, trace(network.encoder, one.packed).at(network.depth)).float().cpu().numpy()
+    (said,) = network.task.predictions([{"label": row.label}], [row.encoded], list(logits))
+    return replace(row, label=said["label"])
+
+
 def techniques(full: Loaded, adapler: Loaded, row: Marked, scale: float) -> dict[str, Scores]:
     """Shares of tokens by technique."""  # each [layers, tokens]
     attention = importance.attentions(full.network, row.encoded.ids)
@@ -125,12 +136,13 @@ def agreement(full: Loaded, adapler: Loaded, rows: Sequence[Marked], scale: floa
     }
 
 
-def chosen(full: Loaded, row: Marked, strategy: str) -> list[int]:
-    """The words a strategy keeps, as many as people marked, in their order."""
+def chosen(full: Loaded, row: Marked, strategy: str, told: bool) -> list[int]:
+    """The words a strategy keeps, as many as people marked, in their order. `told`: whether the label may be looked at;
+    where not, saliency is that of what the model answers."""
     if strategy == "human":
         return [int(word) for word in np.nonzero(row.truth)[0]]
     if strategy == "saliency":
-        scores = importance.salient(full.network, as_batch(full, row))[0]
+        scores = importance.salient(full.network, as_batch(full, row if told else answered(full, row)))[0]
     else:
         flow = importance.rollout(importance.attentions(full.network, row.encoded.ids))[-1]
         scores = flow[0] if strategy == "attention from [CLS]" else flow.mean(0)

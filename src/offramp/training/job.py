@@ -152,7 +152,7 @@ def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
         torch.manual_seed(job.schedule.seed)
         hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
     net = folders.assemble(hf, task, method, options, fresh)
-    if job.init is None:
+    if job.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.carry_over(net, method, source)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
     return Loaded(net, tokenizer, method, options, longest, base)
@@ -161,7 +161,8 @@ def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
 def _stages(job: Job, model: Loaded) -> list[Stage]:
     """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
-    return [stage for stage in stages if not (job.init and stage.shared)] or stages
+    theirs = folders.about(job.init) if job.init else None
+    return [stage for stage in stages if theirs is None or not stage.done_by(theirs)] or stages
 
 
 def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
