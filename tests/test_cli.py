@@ -86,7 +86,7 @@ def test_help_is_quick_and_needs_no_torch() -> None:
 
 
 def test_version_and_environment(call: Call) -> None:
-    assert call("version") == Said(0, f"{offramp.__version__}\n", "")
+    assert call("version") == call("--version") == Said(0, f"{offramp.__version__}\n", "")
     said = call("info", "--env")
     assert said.code == 0 and all(word in said.out for word in ("torch", "transformers", "python", "hardware"))
 

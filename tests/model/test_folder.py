@@ -136,6 +136,7 @@ DAMAGE: dict[str, tuple[str, Any]] = {  # what is broken → file, new content (
     "no config": ("config.json", None),
     "bad config": ("config.json", b"{"),
     "bad tokenizer": ("tokenizer.json", b"{}"),
+    "no tokenizer": ("tokenizer.json", None),
     "bad points": ("points.json", b'{"points": 3}'),
 }
 

@@ -71,6 +71,14 @@ def test_a_line_is_the_mean_over_seeds(folder: Path) -> None:
     assert "| branchynet | tiny | 2 |" in markdown(found) and r"91.0 $\pm$ 1.4" in latex(found)
 
 
+def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) -> None:
+    for name, init in (("a", "runs/full"), ("b", None)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(cell(trained={"init": init})))
+    assert [line.cells[0] for line in lines(collect(tmp_path).entries)] == [
+        "branchynet, from the pretrained model", "branchynet",
+    ]  # fmt: skip
+
+
 def test_lowest_share_and_spread() -> None:
     spots = [Spot(0.1, 0.5), Spot(0.2, 0.895), Spot(0.6, 0.899)]
     assert lowest_share(spots, 0.9, 0.005) == 0.2 and lowest_share(spots, 0.9, 0.0) is None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from offramp.cli import main
 from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor
-from offramp.study.explain import GONE, LIVE, Explanation, explain
+from offramp.study import story
+from offramp.study.explain import GONE, IDLE, LIVE, Explanation, explain
 from offramp.study.page import explanation_page
+from offramp.training.schedule import Schedule
 from tests import runs
 
 TEXTS = {"classification": ["a good film"], "pairs": ["the man", "a good man"], "regression": ["a good film"],
@@ -75,11 +79,28 @@ def test_the_page_holds_everything_and_closes_no_script(trained: Path, tmp_path:
     assert "http://" not in text and "https://" not in text and "__" not in text.replace(held, "")
 
 
+def test_a_word_that_has_its_tag_keeps_it(base: str, tmp_path: Path) -> None:
+    run_ = runs.train(base, tmp_path, "token_exit", "tagging", schedule=Schedule(epochs=1, batch_size=24, lr=0.005))
+    predictor = Predictor.load(run_, "torch")
+    rows = runs.rows("tagging", 12, 3)
+    for threshold in (0.5, 0.9, 0.99):
+        for row in rows:
+            text = " ".join(row["tokens"])
+            made = explain(predictor, "run", [text], predictor.settings(given={"threshold": threshold, "window": 1}))
+            story = made.stories[made.chosen]
+            assert story.steps[-1].answer == story.answer
+
+
+def test_without_styles_tokens_are_marked(trained: Path) -> None:
+    made = told(trained, "classification")
+    step = made.stories[made.chosen].steps[-1]
+    step.tokens[1:3] = [GONE, IDLE]
+    out = io.StringIO()
+    story.show(made, Console(width=100, file=out))
+    assert " · " in out.getvalue() and f"({made.tokens[2]})" in out.getvalue()
+
+
 def test_tokens_that_left_are_shown_as_gone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    from offramp.study import story
-
     made = told(trained, "classification")
     step = made.stories[made.chosen].steps[-1]
     step.tokens[1] = GONE

@@ -31,6 +31,7 @@ from offramp.model.runner import full_macs
 from offramp.parts.batch import Data
 from offramp.text.read import fingerprint
 
+ENOUGH = 100  # rows below which operating points are hardly more than luck
 Row = Mapping[str, Any]
 Departs = Callable[[Settings], tuple[Losses, float]]
 
@@ -54,6 +55,9 @@ def recalibrate(
         raise OfframpError("answers within a time", given, "leave --latency out, and choose by --budget")
     recipe = folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, risk)
+    if len(rows) < ENOUGH:
+        few = f"{len(rows)} rows tell little of what settings cost: {ENOUGH} or more would be better"
+        warnings.warn(few, stacklevel=2)
     name = "/".join(Path(source).parts[-2:])
     data = Data(rows, predictor.prepare(rows, source))
     points = calibrate(network, method, data, name, mark)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from offramp import __version__
 from offramp.errors import OfframpError
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
@@ -26,8 +27,20 @@ def names() -> list[str]:
     return [name for name in FIRST if name in found] + sorted(found - set(FIRST))
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="the version")] = False,
+) -> None: ...
+
+
 def _assemble() -> typer.Typer:
     made = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
+    made.callback()(_root)
     for name in names():
         made.command(name)(import_module(f"{__name__}.{name}").command)
     return made

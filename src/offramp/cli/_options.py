@@ -10,10 +10,11 @@ import typer
 
 from offramp.errors import OfframpError
 
+BUDGET = "share of the full model's compute, above 0 and at most 1; else what loses at most half a point"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
 Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
-Budget = Annotated[float | None, typer.Option(help="share of the full model's compute, above 0 and at most 1")]
+Budget = Annotated[float | None, typer.Option(help=BUDGET)]
 BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch, if they have 64 tokens; of short ones more")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]

@@ -161,7 +161,7 @@ class Policy(Doubting):
         if layer < self.prefix:
             return ""
         need, gamma = float(s.packed.rows["needs"][0, layer - self.prefix]), self.settings.gamma
-        return f"next layer needed: {need:.3g} {'≥' if need >= gamma else '<'} {gamma:.3g}"
+        return f"next layer needed: {need:.6g} {'≥' if need >= gamma else '<'} {gamma:.6g}"
 
     def doubt(self, layer: int, s: State) -> Tensor:
         """The probability that the next layer is needed."""  # [rows]

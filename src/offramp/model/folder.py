@@ -76,7 +76,7 @@ def load_reported(source: str, task: Task, whole: bool = False) -> tuple[PreTrai
                 source, **safe, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _no_model(source, error) from error
+        raise _no_model(source, error, whole) from error
     wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
     if whole and wrong:
         given = f"{source}, whose model.safetensors lacks {', '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}"
@@ -96,7 +96,17 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return made
 
 
-def _no_model(source: str, error: Exception) -> OfframpError:
+def check_words(tokenizer: PreTrainedTokenizerBase, hf: PreTrainedModel, source: str) -> None:
+    """Refuse a tokenizer that knows a fraction of the model's words: without its file an empty one is made."""
+    known, wanted = len(tokenizer), int(hf.config.vocab_size)
+    if 2 * known < wanted:
+        given = f"{source}, whose tokenizer knows {known} pieces where the model has {wanted}"
+        raise OfframpError("the tokenizer of a model", given, "put its tokenizer.json beside the model's weights")
+
+
+def _no_model(source: str, error: Exception, whole: bool = False) -> OfframpError:
+    if whole:
+        return OfframpError(f"the trained model in {source}", _first_line(error), "restore the folder or train again")
     fix = "give a folder with config.json and model.safetensors, or the name of a model on the hub"
     return OfframpError("a pretrained model", f"{source!r}: {_first_line(error)}", fix)
 
@@ -228,7 +238,9 @@ def load(folder: str | Path) -> Loaded:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         given = f"a damaged offramp.json ({type(error).__name__}: {_first_line(error)})"
         raise OfframpError(f"the model folder {folder}", given, "restore it or train again") from error
-    net = assemble(load_backbone(str(path), task, whole=True), task, method, options)
+    hf = load_backbone(str(path), task, whole=True)
+    check_words(tokenizer, hf, str(path))
+    net = assemble(hf, task, method, options)
     try:
         net.added.load_state_dict(load_file(path / "offramp.safetensors"))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:

@@ -144,12 +144,12 @@ class Points:
         return lost if self.higher_is_better else -lost / max(abs(self.loosest.score), 1e-9)
 
 
-def check_budget(budget: float) -> None:
+def check_budget(budget: Any) -> None:
     """A budget is a share of the full model's compute."""
-    if not 0.0 < budget <= 1.0:
+    if isinstance(budget, str) or not 0.0 < budget <= 1.0:
         raise OfframpError(
             "a budget, the share of the full model's compute",
-            f"budget={budget}",
+            f"budget={budget!r}",
             "give a number above 0 and at most 1, e.g. 0.5",
         )
 

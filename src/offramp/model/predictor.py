@@ -26,6 +26,12 @@ Row = Mapping[str, Any]
 CHUNK = 64  # batches sorted by length together
 
 
+def check_size(batch_size: Any) -> None:
+    """Refuse what is no number of rows."""
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise OfframpError("rows to answer together", f"batch_size={batch_size!r}", "give a whole number, 1 or more")
+
+
 class Predictor:
     """A loaded model that answers within a budget. Safe to share: it keeps no state between calls."""
 
@@ -84,10 +90,10 @@ class Predictor:
         loss = operating.TOLERANCE if max_loss is None else max_loss
         return methods.configure(method.settings, self.points.choose(budget, loss).settings, method.name)
 
-    def _in_time(self, points: Points, seconds: float) -> dict[str, Any]:
+    def _in_time(self, points: Points, seconds: Any) -> dict[str, Any]:
         """Settings for a latency, with a warning where its milliseconds were not measured."""
-        if not seconds > 0.0:
-            raise OfframpError("a time for one answer", f"latency={seconds}", "give seconds above 0, e.g. 0.005")
+        if isinstance(seconds, str) or not seconds > 0.0:
+            raise OfframpError("a time for one answer", f"latency={seconds!r}", "give seconds above 0, e.g. 0.005")
         found, here = points.within(seconds, self.engine_name, self.how.precision), hardware()
         if found.hardware != here:
             warnings.warn(f"{found.milliseconds:g}ms were measured on {found.hardware}; this is {here}", stacklevel=3)
@@ -107,6 +113,7 @@ class Predictor:
         What may be spent: `budget`, a share of the full model's compute; or `max_loss`, how much of the metric may be
         lost; or `risk`, how often the answer may differ from the full model's, if `offramp calibrate --risk` proved it;
         or `latency`, seconds for a single input, if `offramp calibrate --latency` measured that on this machine.
+        Without any of them the cheapest setting that lost at most half a point in calibration; 1.0 is the full model.
         """
         if isinstance(texts, str | Mapping):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
@@ -120,6 +127,7 @@ class Predictor:
 
     def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
         """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary."""
+        check_size(batch_size)
         rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
         while chunk := list(itertools.islice(rows, size)):
             yield chunk

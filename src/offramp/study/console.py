@@ -140,6 +140,8 @@ def show_cell(cell: dict[str, Any], keep: str | None = None) -> None:
         table.add_row(name, f"{value:.4f}")
     table.add_row("share of full MACs", f"{cell['macs']['share_of_full']:.4f}")
     table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
+    left = {layer: count for layer, count in cell["exit_histogram"].items() if count}
+    table.add_row("rows that left after layer", ", ".join(f"{layer}: {count}" for layer, count in left.items()))
     table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
     table.add_row("seconds", f"{cell['seconds']:.2f}")
     if cell.get("truncated_rows"):
@@ -160,6 +162,11 @@ def show_curve(cells: list[dict[str, Any]], keep: str | None = None) -> None:
         name = chosen["by"] if chosen["value"] is None else f"{chosen['by']} {chosen['value']:g}"
         shares = f"{cell['macs']['share_of_full']:.4f}", f"{chosen['expected']['mac_share']:.4f}"
         table.add_row(name, *found, *shares, f"{cell['mean_exit_layer']:.2f}")
+    curve = first.get("curve", [])
+    for spot in curve[:: max(1, -(-len(curve) // 14))]:
+        found = [f"{value:.4f}" for value in spot["metrics"].values()]
+        shares = f"{spot['share_of_full']:.4f}", f"{spot['expected']['mac_share']:.4f}"
+        table.add_row("point", *found, *shares, f"{spot['mean_exit_layer']:.2f}")
     out.print(table)
 
 

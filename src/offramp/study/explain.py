@@ -96,6 +96,8 @@ class _Watch(policy.Policy):
         why = self.inner.why(layer, s)
         whole = s.whole() if self.network.per_token else s.packed
         said = self.network(layer, whole) if layer in self.network.ramps else None
+        if said is not None and "left" in whole.tokens:  # a word that has its tag keeps it
+            said = torch.where((whole.tokens["left"] >= 0)[:, None], whole.tokens["answer"], said)
         s.log[:], s._logits = log, logits  # looking costs nothing
         self._kept(s, None)
         self.steps.append((layer, self.last, said, why, asked))

@@ -26,20 +26,25 @@ def show(explanation: Explanation, console: Console) -> None:
     for title, ratio in (("layer", None), ("tokens", 3), ("off-ramp", 2)):
         table.add_column(title, ratio=ratio, justify="right" if title == "layer" else "left")
     for step in story.steps:
-        table.add_row(str(step.layer), _tokens(explanation, story, step), _said(step))
+        table.add_row(str(step.layer), _tokens(explanation, story, step, console.is_terminal), _said(step))
     console.print(table)
     console.print(_outcome(explanation, story))
 
 
-def _tokens(explanation: Explanation, story: Story, step: Step) -> Text:
-    """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind."""
+def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) -> Text:
+    """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind.
+    Where there are no styles, a point stands for what is gone and brackets around what is idle."""
+
+    def shown(piece: str, state: str) -> str:
+        return piece if styled else {GONE: "·", IDLE: f"({piece})"}.get(state, piece)
+
     if story.pieces is not None:
         pairs = zip(story.pieces, step.tokens, strict=True)
-        return Text(" ").join(Text(piece, LOOKS.get(state, "")) for piece, state in pairs)
+        return Text(" ").join(Text(shown(piece, state), LOOKS.get(state, "")) for piece, state in pairs)
     line, tags = Text(), (step.answer or {}).get("tags", [])
     seen = -1
     for piece, word, state in zip(explanation.tokens, explanation.words, step.tokens, strict=True):
-        line.append(piece, LOOKS.get(state, ""))
+        line.append(shown(piece, state), LOOKS.get(state, ""))
         if tags and word not in (-1, seen) and tags[word] != "O":
             line.append(f"/{tags[word]}", "green")
         seen = word
@@ -80,4 +85,7 @@ def _outcome(explanation: Explanation, story: Story) -> str:
     gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and story.pieces is None else ""
     spent = f"{story.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
     head = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
+    if "tags" in story.answer:
+        pairs = zip(explanation.texts["tokens"], story.answer["tags"], strict=False)  # words beyond the model have none
+        head = " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in pairs)
     return f"{head.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"

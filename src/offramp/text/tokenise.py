@@ -6,6 +6,7 @@ Tokenizers are those of transformers 5, all backed by the Rust library `tokenize
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +44,8 @@ def limit(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:
         raise OfframpError(
             f"rows of at most {asked} tokens", f"{least - 2} of them are special tokens", f"ask for {least} or more"
         )
+    if asked is not None and asked > most:
+        warnings.warn(f"the model takes rows of {most} tokens, not {asked}: longer ones are cut there", stacklevel=2)
     return most if asked is None else min(asked, most)
 
 

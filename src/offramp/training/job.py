@@ -151,6 +151,7 @@ def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
             base = theirs["base_model"]  # --model only names what the first run started from
         torch.manual_seed(job.schedule.seed)
         hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+        folders.check_words(tokenizer, hf, source)
     net = folders.assemble(hf, task, method, options, fresh)
     if job.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.carry_over(net, method, source)
