@@ -49,6 +49,11 @@ class Entry:
         """What seeds are averaged over."""
         return self.section, self.data, self.model, self.method, self.variant
 
+    @property
+    def begun(self) -> bool:
+        """Whether it was trained from a run that was fine-tuned already."""
+        return (self.cells[0].get("trained") or {}).get("init") is not None
+
 
 def section(file: str) -> str:
     """The folder of a file below the searched one."""
@@ -91,7 +96,7 @@ def _same_model(entries: list[Entry]) -> list[list[Entry]]:
     groups: dict[Any, list[Entry]] = {}
     for one in entries:
         alone = len(one.cells) == 1
-        groups.setdefault((*one.key, one.split, one.seed) if alone else one.files, []).append(one)
+        groups.setdefault((*one.key, one.split, one.seed, one.begun) if alone else one.files, []).append(one)
     return list(groups.values())
 
 

@@ -33,19 +33,14 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
     """Seeds of one method on one data set and model become one line."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for one in entries:
-        groups.setdefault((*one.key, str(_begun(one))), []).append(one)
+        groups.setdefault((*one.key, str(one.begun)), []).append(one)
     return [_line(own, entries) for _, own in sorted(groups.items())]
-
-
-def _begun(one: Entry) -> bool:
-    """Whether it was trained from a run that was fine-tuned already."""
-    return (one.cells[0].get("trained") or {}).get("init") is not None
 
 
 def _line(own: Sequence[Entry], entries: Sequence[Entry]) -> Line:
     first = own[0]
     name = f"{first.method} ({first.variant})" if first.variant else first.method
-    if not _begun(first) and any(_begun(other) for other in entries if other.key == first.key):
+    if not first.begun and any(other.begun for other in entries if other.key == first.key):
         name += ", from the pretrained model"
     about = (name, first.model, str(len({one.seed for one in own})), first.metric)
     full = spread([one.full.score * scale(first.metric) for one in own])
