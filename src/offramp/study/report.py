@@ -19,7 +19,7 @@ from offramp.study.page import page
 from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
 
 COLOURS = matplotlib.color_sequences["tab10"]
-MARKS = ("o", "s", "^")
+MARKS, LONE = ("o", "s", "^"), ("D", "P", "X")  # where colours begin anew; of curves, of single points
 TOP = 0.12  # pictures show the best scores down to so much below: where anybody would work
 INTRO = """# Results
 
@@ -144,10 +144,10 @@ def _figure(title: str, own: Sequence[Entry]) -> Figure:
             continue
         name, lone = _name(one, usual), len(kept) == 1
         number, dash = names.index(name), "-" if one.model == usual else "--"
-        colour, mark = COLOURS[number % len(COLOURS)], "D" if lone else MARKS[number // len(COLOURS) % len(MARKS)]
+        colour, again = COLOURS[number % len(COLOURS)], number // len(COLOURS) % len(MARKS)
         shares, scores = [s.share for s in kept], [s.score * unit for s in kept]
         (line,) = axes.plot(shares, scores, dash, color=colour, linewidth=1, label=name)
-        line.set(marker=mark, markersize=4 if lone else 3)
+        line.set(marker=(LONE if lone else MARKS)[again], markersize=5 if lone else 3)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("share of the full model's multiply-accumulates")
     axes.set_ylabel(own[0].metric)
