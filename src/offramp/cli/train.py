@@ -8,6 +8,12 @@ import typer
 
 from offramp.cli._options import BatchSize, Columns, Sets, pairs
 
+PACKAGE = Path(__file__).parents[1]  # listed, not imported: help must not wait for torch
+_METHODS = sorted(path.stem for path in (PACKAGE / "methods").glob("[a-z]*.py"))
+METHODS = f"{', '.join(_METHODS)}; or two in one: length_adaptive+branchynet"
+_RECIPES = sorted(path.parent.name for path in (PACKAGE / "study" / "recipes").glob("*/*.yaml"))
+RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(dict.fromkeys(_RECIPES))}; flags win"
+
 
 def command(
     ctx: typer.Context,
@@ -16,7 +22,7 @@ def command(
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
     task: Annotated[str, typer.Option(help="what is learned: tagging, span, translation …")] = "classification",
-    method: Annotated[str, typer.Option(help="full, branchynet …, or two in one: length_adaptive+branchynet")] = "full",
+    method: Annotated[str, typer.Option(help=METHODS)] = "full",
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
     init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
@@ -28,7 +34,7 @@ def command(
     seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
-    recipe: Annotated[str | None, typer.Option(help="published settings, e.g. adapler/agnews; flags win")] = None,
+    recipe: Annotated[str | None, typer.Option(help=RECIPES)] = None,
     column: Columns = None,
     set_: Sets = None,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
