@@ -69,6 +69,14 @@ def test_dear_heads_are_told_from_exits_nobody_takes(trained: Path, monkeypatch:
     assert "no row ever leaves" in never
 
 
+def test_a_loss_that_nobody_knows_is_said(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The full model guesses and so do its exits, otherwise and luckier: no telling what new rows will bring."""
+    guess, other = TRUTH.clone(), TRUTH.clone()
+    guess[::4], other[1::2] = 1 - guess[::4], 1 - other[1::2]
+    (only,) = warned(trained, monkeypatch, {**dict.fromkeys(range(3), said(guess)), 3: said(other)})
+    assert "known to ±" in only and f"{COUNT} rows" in only
+
+
 def test_exits_that_are_wrong_do_not_pay(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = said(1 - TRUTH)
     (only,) = warned(trained, monkeypatch, {0: wrong, 1: wrong, 2: wrong, 3: said(TRUTH)})

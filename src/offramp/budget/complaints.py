@@ -18,8 +18,8 @@ TOO_MUCH = 0.02  # of the metric
 def complaints(
     network: Network, recording: Recording | None, tried: Sequence[Point], points: Points
 ) -> tuple[str, ...]:
-    """In the order of their causes: bad heads, nobody leaves, leaving is dear, leaving is wrong."""
-    found = []
+    """In the order of their causes: bad heads, nobody leaves, leaving is dear, leaving is wrong, nobody knows."""
+    found, rows = [], points.data["rows"]
     if recording is not None and (bad := collapsed(network, recording)):
         which = f"off-ramp{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
         cure = "train longer, with a smaller head_lr, or pool otherwise (--set pool=…)"
@@ -36,6 +36,9 @@ def complaints(
     elif all(points.lost(p) > TOO_MUCH for p in points.points[:-1]):
         cure = "train longer, or pool otherwise (--set pool=…)" if network.ramps else "train longer"
         found.append(f"every cheaper setting loses two points or more: {cure}")
+    elif (usual := points.choose(None)).error > TOO_MUCH:
+        known = f"what the usual setting loses is known to ± {100 * usual.error:.1f} points only, from {rows} rows"
+        found.append(f"{known}: calibrate on more of them, or ask for --budget 1.0")
     return tuple(found)
 
 
