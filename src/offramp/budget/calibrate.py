@@ -59,8 +59,10 @@ def calibrate(network: Network, method: Method, data: Data, name: str, fingerpri
 def _for_decoder(subject: Subject) -> tuple[list[Settings], Subject]:
     """Settings to decode with, and the rows to score them on: where there are many, others than they were found on."""
     network, data = subject.network, subject.data
-    if isinstance(subject.method.space, Fixed) or len(data.rows) < FEW:
-        return [] if isinstance(subject.method.space, Fixed) else decoder_candidates(network, data), subject
+    if isinstance(subject.method.space, Fixed):
+        return [], subject
+    if len(data.rows) < FEW:
+        return decoder_candidates(network, data), subject
     even = [number % 2 == 0 for number in range(len(data.rows))]
     others = data.part([not one for one in even])
     return decoder_candidates(network, data.part(even)), replace(subject, data=others)

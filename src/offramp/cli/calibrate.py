@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, pairs, seconds
+from offramp.errors import OfframpError
 
 
 def command(
@@ -28,7 +29,6 @@ def command(
     """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
     from offramp.budget.latency import Wish
     from offramp.budget.recalibrate import recalibrate
-    from offramp.errors import OfframpError
     from offramp.study import console
     from offramp.study.bars import bar
     from offramp.text.read import read

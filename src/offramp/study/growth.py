@@ -49,7 +49,7 @@ class Setup:
 
 
 def growth(setup: Setup, rows: Sequence[Row], sizes: Sequence[int] = SIZES, known: int = KNOWN) -> dict[str, Any]:
-    """Seconds and memory of `offramp predict` over files of growing length, each in a process warm from other rows.
+    """Seconds and memory of `offramp predict` over files of growing length, each in a process that has seen such rows.
 
     What the first `known` rows of a fresh process take is told beside it: shapes are met there for the first time.
     """
