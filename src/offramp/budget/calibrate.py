@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
-
 from offramp import engines, methods
 from offramp.budget.complaints import complaints
 from offramp.budget.decoding import decoder_candidates
-from offramp.budget.folds import dependable, earned, part
+from offramp.budget.folds import dependable, earned, every_other, part
 from offramp.budget.record import Recording
 from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits
 from offramp.methods import Method
@@ -63,9 +61,8 @@ def _for_decoder(subject: Subject) -> tuple[list[Settings], Subject]:
         return [], subject
     if len(data.rows) < FEW:
         return decoder_candidates(network, data), subject
-    even = [number % 2 == 0 for number in range(len(data.rows))]
-    others = data.part([not one for one in even])
-    return decoder_candidates(network, data.part(even)), replace(subject, data=others)
+    even = every_other(subject)
+    return decoder_candidates(network, subject.part(even).data), subject.part(~even)
 
 
 def explore(subject: Subject, recording: Recording) -> list[Point]:
@@ -98,7 +95,7 @@ def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool 
     if searchable(under.method):
         seen = under, recording
         if apart and len(subject.data.rows) >= FEW:
-            even = np.arange(len(under.data.rows)) % 2 == 0
+            even = every_other(under)
             seen, (under, recording) = part(under, recording, even), part(under, recording, ~even)
             full = [answer for answer, one in zip(full, even, strict=True) if not one]
         tries = [settings for _, settings in search_exits(*seen, EXITS, BRIEF)]

@@ -108,7 +108,7 @@ def prove(subject: Subject, tape: Recording | None, risk: float, confidence: flo
 def _half(subject: Subject, tape: Recording | None, rows: NDArray[np.int64]) -> tuple[Subject, Recording | None]:
     chosen = np.isin(np.arange(len(subject.data.rows)), rows)
     if tape is None:
-        return replace(subject, data=subject.data.part(chosen.tolist())), None
+        return subject.part(chosen), None
     return part(subject, tape, chosen)
 
 

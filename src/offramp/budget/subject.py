@@ -59,6 +59,10 @@ class Subject:
         whole = policy if self.network.decoder is not None else Both(self.under, policy)  # no pair decodes
         return run_encoded(self.network, engine, whole, self.data.encoded)
 
+    def part(self, chosen: NDArray[np.bool_]) -> Subject:
+        """The same on some of the rows."""
+        return replace(self, data=self.data.part(chosen.tolist()))
+
     def given(self, settings: Settings) -> Subject:
         """The exits of a pair while its length method runs at these settings."""
         assert self.method.pair is not None

@@ -147,10 +147,6 @@ def _pair(name: str) -> Method:
     def stages(network: Network, chosen: Any) -> list[Stage]:
         first, second = options.split(chosen)
         assert depth.objective is not None, "a depth method of a pair has an objective"
-        idle = [name for name in ("mixed", "equilibrium") if getattr(second, name, False)]
-        if idle:
-            given = f"{idle[0]}=true for {length.name}+{depth.name}, whose stages are those of {length.name}"
-            raise OfframpError("an option of joint training", given, f"leave it out, or train {depth.name} alone")
         return length.stages(network, first, depth.objective(second))
 
     def prepare(network: Network, chosen: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.parts.criteria import row_entropy, row_hesitation, row_normalised_entropy
 from offramp.parts.heads import LexicalRamp, OffRamp, Pool, SharedRamp
+from offramp.parts.merge import ALONE
 from offramp.parts.network import Network
 
 
@@ -44,10 +45,10 @@ class ExitOptions:
 
 @dataclass(frozen=True)
 class JointOptions(ExitOptions):
-    """Exits that train together with the backbone."""
+    """Exits that train together with the backbone, in stages of their own."""
 
-    mixed: bool = False  # fine-tune the backbone alone first
-    equilibrium: bool = False  # layers learn from the mean of the exits above, not from their sum
+    mixed: bool = field(default=False, metadata=ALONE)  # fine-tune the backbone alone first
+    equilibrium: bool = field(default=False, metadata=ALONE)  # layers learn from the mean of exits above, not the sum
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 Fields keep their names. Where both parts use one, either the value is shared (options, such as a learning rate: the
 second part's default stands) or both fields get their method's name in front (settings: two thresholds are two knobs).
+A field that says it is for a method `ALONE` is no part of the whole and keeps its default.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
+ALONE: Mapping[str, bool] = {"alone": True}  # metadata of such a field
 Names = dict[str, str]  # a part's field → the whole's
 
 
@@ -45,13 +47,15 @@ def merge(name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]]
     clash = {f.name for f in fields(kinds[0])} & {f.name for f in fields(kinds[1])}
 
     def named(label: str, kind: type[Any]) -> Names:
-        return {f.name: f"{label}_{f.name}" if f.name in clash and not shared else f.name for f in fields(kind)}
+        kept = [f.name for f in fields(kind) if not f.metadata.get("alone")]
+        return {own: f"{label}_{own}" if own in clash and not shared else own for own in kept}
 
     names = (named(*first), named(*second))
     made = {}
     for kind, known in zip(kinds, names, strict=True):
         hints = get_type_hints(kind)
-        made.update({known[f.name]: (known[f.name], hints[f.name], field(default=f.default)) for f in fields(kind)})
+        own = [f for f in fields(kind) if f.name in known]
+        made.update({known[f.name]: (known[f.name], hints[f.name], field(default=f.default)) for f in own})
 
     def check(whole: Any) -> None:
         merged.split(whole)
