@@ -9,12 +9,13 @@ its `stages` take one. Any such two are a method as well, `length+depth`: tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -171,17 +172,23 @@ def _pair(name: str) -> Method:
 
 def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
     """A settings or options dataclass from `key=value` pairs given as text or as JSON values."""
-    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
-    made: dict[str, Any] = {}
+    (usual, hints), made = _known(cast(Hashable, kind)), {}
     for key, value in values.items():
-        if key not in known:
-            listed = ", ".join(known) or "none"
+        if key not in hints:
+            listed = ", ".join(hints) or "none"
             raise OfframpError(f"a setting of {what}", f"{key}={value}", f"known settings: {listed}")
-        made[key] = _convert(value, getattr(kind(), key), f"{what} setting {key}")
+        made[key] = _convert(value, getattr(usual, key), f"{what} setting {key}")
         choices = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
         if choices and made[key] not in choices:
             raise OfframpError(f"{what} setting {key}", repr(value), f"use one of: {', '.join(map(str, choices))}")
     return kind(**made)
+
+
+@lru_cache(maxsize=64)  # every single answer asks
+def _known(kind: Any) -> tuple[Any, dict[str, Any]]:
+    """Defaults of a dataclass, and the types of its fields."""
+    hints = get_type_hints(kind)
+    return kind(), {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _kind(default: Any) -> str:
