@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from offramp.core.layout import Layout
 from offramp.engines import _sketch
-from offramp.engines._places import room
+from offramp.engines._places import longer, room
 from offramp.engines._runtime import Graph, share
 
 PER_TOKEN = ("key_unpad", "query_unpad", "row")  # of what graphs are told: one for each token
@@ -82,4 +81,4 @@ def rows(where: Layout, graph: Graph) -> dict[str, Any]:
 
 def _filled(name: str, array: _sketch.Array) -> _sketch.Array:
     """One for each token, filled up with zeros: a place, or a row, that is always there."""
-    return np.pad(array, (0, room(len(array)) - len(array))) if name in PER_TOKEN else array
+    return longer(array, room(len(array))) if name in PER_TOKEN else array

@@ -18,7 +18,7 @@ from torch import Tensor
 from offramp.backbones import Layer
 from offramp.core.layout import Layout, layout
 from offramp.core.packed import Packed, pack
-from offramp.engines._places import many, places, wide
+from offramp.engines._places import longer, many, places, wide
 from offramp.engines._traced import Named, Rows, even, ragged
 
 Array = NDArray[Any]
@@ -142,11 +142,10 @@ def row_inputs(where: Layout, wanted: Container[str]) -> dict[str, Array]:
     if len(lengths) == 1:
         made["line"] = np.arange(lengths[0], dtype=np.int32)[None]
         return {**made, "weight": np.full((1, lengths[0]), 1.0 / lengths[0], dtype=np.float32)}
-    spare = (0, many(len(lengths)) - len(lengths))
-    starts, column = np.pad(np.cumsum(lengths) - lengths, spare)[:, None], np.arange(wide(int(lengths.max())))
-    real = column < np.pad(lengths, spare)[:, None]
+    lines, column = many(len(lengths)), np.arange(wide(int(lengths.max())))
+    starts, real = longer(np.cumsum(lengths) - lengths, lines)[:, None], column < longer(lengths, lines)[:, None]
     made["line"] = np.where(real, starts + column, starts).astype(np.int32)
-    made["lengths"] = np.pad(lengths, spare, constant_values=1)
+    made["lengths"] = longer(lengths, lines, filler=1)
     return {**made, "weight": (real / made["lengths"][:, None]).astype(np.float32)}
 
 
