@@ -79,6 +79,14 @@ def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) 
     ]  # fmt: skip
 
 
+def test_a_model_is_held_against_its_own_fine_tuning_only(folder: Path) -> None:
+    other = [{**one, "model": "large"} for one in sheet(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
+    (folder / "exits/large.json").write_text(json.dumps(other))
+    assert [line.cells[-1] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["–"]
+    (folder / "exits/large-full.json").write_text(json.dumps(cell("full", score=0.91, model="large")))
+    assert [line.cells[-1] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["0.100", "1.000"]
+
+
 def test_lowest_share_and_spread() -> None:
     spots = [Spot(0.1, 0.5), Spot(0.2, 0.895), Spot(0.6, 0.899)]
     assert lowest_share(spots, 0.9, 0.005) == 0.2 and lowest_share(spots, 0.9, 0.0) is None

@@ -52,8 +52,8 @@ def _line(own: Sequence[Entry], entries: Sequence[Entry]) -> Line:
 
 def reference(one: Entry, entries: Sequence[Entry]) -> float | None:
     """What plain fine-tuning reached on the same data, with the same model and, if there is one, the same seed."""
-    plain = [e for e in entries if (e.method, e.data, e.split, e.section) == (PLAIN, one.data, one.split, one.section)]
-    plain = [e for e in plain if e.model == one.model] or plain
+    wanted = (PLAIN, one.data, one.split, one.section, one.model)
+    plain = [e for e in entries if (e.method, e.data, e.split, e.section, e.model) == wanted]
     exact = [e for e in plain if e.seed == one.seed] or plain
     return statistics.fmean(e.full.score for e in exact) if exact else None
 
