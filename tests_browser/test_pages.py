@@ -95,5 +95,13 @@ def test_report_sorts_and_tells_what_is_pointed_at(page: Page, folder: Path) -> 
     assert page.locator("#tip").is_visible()
     page.locator("#legend button").first.click()
     assert page.locator("#legend button").first.get_attribute("aria-pressed") == "false"
+    assert page.locator("#times .mark").count() == 1  # the peer
+    page.locator("#legend button").first.click()
+    assert page.locator("#times .mark").count() == 3 and page.locator("#times polyline").count() == 1
+    page.get_by_role("button", name="batch 32").click()
+    page.locator("#times .mark").first.focus()
+    assert "ms a row (house/bench.json)" in page.locator("#tip").inner_text()
+    assert page.locator("#bybatch .mark").count() == 6 and page.locator("#bylength polyline").count() == 2
+    assert page.locator("#speed tbody tr").count() == 6 and "offramp bench" in page.locator("#sources").inner_text()
     page.locator("#sets button").nth(1).click()
     assert page.locator("#heading").inner_text() == "house: sst2" and fits(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from offramp.study.collect import collect
 from offramp.study.compare import Place, Progress, compare
 from offramp.study.plan import Plan, Set, chosen_methods, seconds, sets_of
 from offramp.study.progress import status
+from offramp.study.rules import measured
 from tests import runs
 
 
@@ -41,6 +43,7 @@ def test_data_sets_are_found_with_their_tasks(data: Path, tmp_path: Path) -> Non
     (data / "compare.yaml").write_text("mine: {train: words/train.jsonl, report: words/test.jsonl, rows: 9}\n")
     (told,) = sets_of(str(data), None)
     assert (told.name, told.rows, told.task) == ("mine", 9, "classification")
+    assert [sets_of(str(data), rows)[0].rows for rows in (5, 20)] == [5, 9]
     (data / "compare.yaml").write_text("mine: {train: words/train.jsonl}\n")
     with pytest.raises(OfframpError, match="mine"):
         sets_of(str(data), None)
@@ -93,8 +96,13 @@ def test_every_cell_runs_once_and_a_broken_one_stops_nobody(
     assert sizes == {1, 32} and len(collect(str(file.parent)).benches) == 1
     before = file.stat().st_mtime_ns
     assert clock(timed, tmp_path / "out", 4, "offramp compare") == {} and file.stat().st_mtime_ns == before
-    elsewhere = compare(plan, Place(tmp_path / "new", collect=str(tmp_path / "out")))
-    assert len(elsewhere.collected) == 4 and not elsewhere.done
+    elsewhere = compare(plan, Place(tmp_path / "new", collect=str(tmp_path / "out" / "cells")))
+    assert len(elsewhere.collected) == 3 and len(elsewhere.done) == 1  # words are counted anew
+    assert len(collect(tmp_path / "new" / "cells").entries) == 4  # what was collected stands in the report
+    longer = replace(plan, training={**plan.training, "epochs": 2})
+    assert not measured(str(tmp_path / "out" / "cells"), longer)
+    with pytest.raises(OfframpError, match="other rules"):
+        compare(longer, where)
 
 
 def test_a_time_limit_stops_before_a_cell(data: Path, base: str, tmp_path: Path) -> None:

@@ -43,6 +43,17 @@ def test_the_story_ends_with_the_answer(every_task: dict[str, Path], kind: str) 
     assert {key: said[key] for key in story.answer} == story.answer
 
 
+def test_the_tokens_of_an_answer_are_marked(every_task: dict[str, Path]) -> None:
+    made = told(every_task["span"], "span")
+    step = made.stories[made.chosen].steps[-1]
+    answer = made.stories[made.chosen].answer
+    assert answer["answer"], "this tiny model answers something"
+    assert "".join(made.tokens[i] for i in step.within).replace("##", "") == answer["answer"].replace(" ", "")
+    plain = io.StringIO()
+    story.show(made, Console(file=plain, width=200))
+    assert f"[{made.tokens[step.within[0]]}]" in plain.getvalue() and "start:" not in plain.getvalue()
+
+
 def test_stories_run_from_cheap_to_full_and_cost_what_predictions_cost(trained: Path) -> None:
     made = told(trained, "classification", 0.5)
     shares = [story.share for story in made.stories]
@@ -71,11 +82,11 @@ def test_a_translation_shows_after_which_block_each_word_was_said(spoken: Path) 
 
 def test_the_page_holds_everything_and_closes_no_script(trained: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(trained, "torch")
-    made = explain(predictor, "run", ["a </script> film"], predictor.settings(1.0))
+    made = explain(predictor, "run", ["a <!-- <script> </script> film"], predictor.settings(1.0))
     explanation_page(made, str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     held = text.split('type="application/json">')[1].split("</script>")[0]
-    assert json.loads(held)["tokens"] == made.tokens
+    assert json.loads(held)["tokens"] == made.tokens and "<" not in held
     assert "http://" not in text and "https://" not in text and "__" not in text.replace(held, "")
 
 

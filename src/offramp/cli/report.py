@@ -12,12 +12,13 @@ def command(
     *,
     out: Annotated[str | None, typer.Option(help="where the report is written (the same folder)")] = None,
     markdown: Annotated[str | None, typer.Option(help="write only the tables, as this Markdown file")] = None,
+    speeds: Annotated[str | None, typer.Option(help="another folder whose bench and lengths files are shown")] = None,
 ) -> None:
     """Make one self-contained page, pictures and tables (Markdown, LaTeX) of all results in a folder."""
     from offramp.study import console
     from offramp.study.report import report
 
-    found, written = report(folder, out, markdown)
+    found, written = report(folder, out, markdown, speeds)
     for name, problem in found.damaged:
         console.say_plainly(f"left out {name}: {problem}")
     if found.others:

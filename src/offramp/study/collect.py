@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class Collected:
 
     entries: list[Entry] = field(default_factory=list)
     benches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    lengths: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # speed against length
     others: list[str] = field(default_factory=list)  # sound JSON of another kind
     damaged: list[tuple[str, str]] = field(default_factory=list)  # file, what is wrong
 
@@ -113,13 +115,27 @@ def _sort(content: Any, name: str, found: Collected) -> None:
     if cells and all(isinstance(c, dict) and all(key in c for key in NEEDED) for c in cells):
         found.entries.append(entry(cells, name))
     elif isinstance(content, dict) and isinstance(content.get("rows"), list) and "hardware" in content:
+        _check(content, content["rows"], ("engine", "precision", "batch_size"))
         found.benches.append((name, content))
+    elif isinstance(content, dict) and isinstance(content.get("lengths"), list) and "hardware" in content:
+        _check(content, content["lengths"], ("mean_tokens", "ms", "ms_full"))
+        found.lengths.append((name, content))
     else:
         found.others.append(name)
 
 
+def _check(content: Cell, rows: list[Any], needed: tuple[str, ...]) -> None:
+    """What was timed must say of what, and in every row by whom."""
+    for row, keys in [(content, ("data", "method", "model")), *((row, needed) for row in rows)]:
+        missing = [key for key in keys if key not in row]
+        if missing:
+            raise ValueError(f"no {', '.join(missing)} in {str(row)[:60]}")
+
+
 def metric_of(cell: Cell) -> str:
     """The metric a data set is known by."""
+    if not cell["metrics"]:
+        raise ValueError("a cell without metrics")
     named = BY_DATA.get(cell["data"], "")
     known = [name for name in (named, *METRICS) if name in cell["metrics"]]
     return known[0] if known else next(iter(cell["metrics"]))
@@ -132,14 +148,20 @@ def entry(cells: list[Cell], *files: str) -> Entry:
     chosen = {
         str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
     }
-    curve = [Spot(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
+    curve = [_at(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
     named = (first["method"], _variant(first), first["model"], first["data"], first["split"], first.get("seed"))
     spots = tuple(sorted(curve or [_spot(c, metric) for c in cells], key=lambda s: s.share))
     return Entry(*named, metric, _spot(full, metric), chosen, spots, tuple(cells), files)
 
 
 def _spot(cell: Cell, metric: str) -> Spot:
-    return Spot(cell["macs"]["share_of_full"], cell["metrics"][metric])
+    return _at(cell["macs"]["share_of_full"], cell["metrics"][metric])
+
+
+def _at(share: Any, score: Any) -> Spot:
+    if not (math.isfinite(share) and math.isfinite(score)):
+        raise ValueError(f"a score of {score} at a share of {share}")
+    return Spot(share, score)
 
 
 def _variant(cell: Cell) -> str:

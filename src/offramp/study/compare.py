@@ -14,9 +14,9 @@ from offramp.model.files import write_json
 from offramp.model.folder import read_recipe
 from offramp.model.predictor import Predictor
 from offramp.study.baselines import tfidf
-from offramp.study.collect import Entry, collect
-from offramp.study.evaluate import Origin, model_name, place
+from offramp.study.evaluate import Origin, place
 from offramp.study.plan import TFIDF, Cell, Plan
+from offramp.study.rules import measured, settle
 from offramp.study.sweep import sweep
 from offramp.text.read import read
 from offramp.training.job import Job, train
@@ -68,12 +68,15 @@ def check_free(out: str, resume: bool) -> None:
 def compare(plan: Plan, where: Place, tell: Tell = lambda _: None) -> Progress:
     """Run what is missing. A broken cell is remembered and the rest goes on; Ctrl-C keeps all that is finished."""
     started, progress = time.monotonic(), Progress(plan.cells())
-    known = _known(where.collect)
+    settle(plan, where.out)
+    known = measured(where.collect, plan)
     for cell in progress.cells:
-        if (where.out / "cells" / f"{cell.name}.json").is_file():
+        kept = where.out / "cells" / f"{cell.name}.json"
+        if kept.is_file():
             progress.done.append(cell.name)
-        elif _key(cell) in known:
-            progress.collected[cell.name] = known[_key(cell)]
+        elif cell.name in known:  # it stands in the report beside the others
+            write_json(kept, list(known[cell.name].cells))
+            progress.collected[cell.name] = known[cell.name].files[0]
     for cell in progress.cells:
         if cell.name in progress.done or cell.name in progress.collected:
             continue
@@ -137,22 +140,3 @@ def trained(cell: Cell, plan: Plan, out: Path) -> str:
         )
         train(job)
     return str(run)
-
-
-def _known(folder: str | None) -> dict[tuple[Any, ...], str]:
-    """Cells that other experiments have committed, by what they measured."""
-    if folder is None or not Path(folder).is_dir():
-        return {}
-    return {_entry_key(one): one.files[0] for one in collect(folder).entries}
-
-
-def _entry_key(one: Entry) -> tuple[Any, ...]:
-    return one.data, one.split, one.model, one.method, one.variant, one.seed
-
-
-def _key(cell: Cell) -> tuple[Any, ...]:
-    data, split = place(cell.data.report)
-    variant = ", ".join(f"{key}={value}" for key, value in sorted(cell.options.items()))
-    if cell.method == TFIDF:
-        return data, split, "tfidf+logistic regression", TFIDF, "", None
-    return data, split, model_name(cell.model), cell.method, variant, cell.seed

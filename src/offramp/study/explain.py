@@ -31,6 +31,7 @@ class Step:
     answer: dict[str, Any] | None  # what the off-ramp here says; None where there is none
     why: str  # what the policy looked at
     asked: bool  # whether the policy evaluated the off-ramp, so that it was paid for
+    within: list[int] = field(default_factory=list)  # tokens of the answer, where that is a stretch of the text
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,21 @@ def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given
         part = logits.float().cpu().numpy()
         return network.task.predictions([row], [encoded], [part if network.per_token else part[0]])[0]
 
-    steps = [Step(layer, tokens, answer(said), why, asked) for layer, tokens, said, why, asked in watch.steps]
+    def step(layer: int, tokens: list[str], said: dict[str, Any] | None, why: str, asked: bool) -> Step:
+        return Step(layer, tokens, said, why, asked, _within(encoded, said))
+
+    steps = [step(layer, tokens, answer(said), why, asked) for layer, tokens, said, why, asked in watch.steps]
     final, layer = answer(made.logits), float(made.exit_layer[0])
     assert final is not None
     if not steps or steps[-1].layer < layer:
-        steps.append(Step(round(layer), watch.last, final, "the last exit", True))
+        steps.append(step(round(layer), watch.last, final, "the last exit", True))
     share = float(spent[0] / full[0])
     return Story(asdict(settings), steps, final, layer, share)
+
+
+def _within(encoded: Encoded, answer: Mapping[str, Any] | None) -> list[int]:
+    """The tokens of an answer that is a stretch of the text."""
+    if not encoded.offsets or answer is None or not answer.get("answer"):
+        return []
+    start, end = answer["start"], answer["end"]
+    return [i for i, (first, last) in enumerate(encoded.offsets) if first < end and last > start and first < last]

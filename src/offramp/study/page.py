@@ -17,7 +17,7 @@ def page(name: str, title: str, data: Any) -> str:
     body, style, script = (
         (folder / part).read_text(encoding="utf-8") for part in (f"{name}.html", "style.css", f"{name}.js")
     )
-    held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("</", "<\\/")  # no text may end the script
+    held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")  # no text may end the script
     for mark, part in (("/*style*/", style), ("/*script*/", script), ("__title__", _safe(title)), ("__data__", held)):
         body = body.replace(mark, part)
     return body

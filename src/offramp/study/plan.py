@@ -97,7 +97,7 @@ def sets_of(folder: str, rows: int | None) -> list[Set]:
     if not root.is_dir():
         raise OfframpError("a folder of data sets", f"{folder}, which is none", "give a folder with NAME/train.jsonl")
     if (root / "compare.yaml").is_file():
-        return [_told(root, name, about) for name, about in _yaml(root / "compare.yaml").items()]
+        return [_told(root, name, about, rows) for name, about in _yaml(root / "compare.yaml").items()]
     found = [_found(place, rows) for place in [root, *sorted(p for p in root.iterdir() if p.is_dir())]]
     sets = [one for one in found if one is not None]
     if not sets:
@@ -115,14 +115,15 @@ def _yaml(path: Path) -> dict[str, Any]:
         raise OfframpError("a list of data sets", f"{path}: {error}", form) from error
 
 
-def _told(root: Path, name: str, about: Mapping[str, Any]) -> Set:
+def _told(root: Path, name: str, about: Mapping[str, Any], rows: int | None) -> Set:
     known = {"train", "report", "rows", "max_length", "task"}
     if not isinstance(about, Mapping) or not {"train", "report"} <= about.keys() <= known:
         form = f"{name}: {{train: FILE, report: FILE}} and, if needed, rows, max_length, task"
         raise OfframpError(f"the data set {name!r} in compare.yaml", repr(about)[:120], f"write {form}")
     train, report = (str(root / about[key]) for key in ("train", "report"))
     task = about.get("task") or _task(train)
-    return Set(name, train, report, task, about.get("rows"), about.get("max_length"))
+    fewer = [count for count in (about.get("rows"), rows) if count is not None]
+    return Set(name, train, report, task, min(fewer, default=None), about.get("max_length"))
 
 
 def _found(place: Path, rows: int | None) -> Set | None:

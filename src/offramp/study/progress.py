@@ -66,7 +66,7 @@ def so_far(folder: Path) -> Table:
 def conclude(progress: Progress, out: str, console: Console) -> None:
     """The end: the table, what broke, what was collected, where the report is."""
     cells = Path(out) / "cells"
-    if progress.done:
+    if progress.done or progress.collected:
         console.print(so_far(cells))
         written = report(str(cells), out)[1]
         console.print(f"report: {written[0]}", markup=False, soft_wrap=True)

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 from offramp.errors import OfframpError
 from offramp.model.files import replacing, write_text
-from offramp.study.collect import Collected, Entry, collect, table
+from offramp.study.collect import Collected, Entry, collect
 from offramp.study.page import page
+from offramp.study.speeds import bench_rows, length_rows
 from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
 
 COLOURS = matplotlib.color_sequences["tab10"]
@@ -28,14 +29,23 @@ Made by `offramp report results --markdown docs/results.md` from the JSON files 
 All scores are on rows that neither training nor calibration saw. “chosen ≤ x”: the cheapest point that loses at most x
 points on calibration rows, and what it came to on the report rows, with its share of the full model's
 multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest place on the report rows' own curve,
-which is hindsight. “≤ 1.0 below full”: the same against plain fine-tuning of the same model, which is what static
-baselines must be held against. ± is the standard deviation over seeds.
+which is hindsight. “≤ x below full”: the same against plain fine-tuning of the same model, which is what static
+baselines and methods that change the model must be held against. ± is the standard deviation over seeds.
 """
 
 
-def report(folder: str, out: str | None = None, results: str | None = None) -> tuple[Collected, list[Path]]:
-    """Write report.html, report.md, report.tex and a PNG and SVG per data set; or only the Markdown page `results`."""
+def report(
+    folder: str, out: str | None = None, results: str | None = None, speeds: str | None = None
+) -> tuple[Collected, list[Path]]:
+    """Write report.html, report.md, report.tex and a PNG and SVG per data set; or only the Markdown page `results`.
+
+    `speeds`: another folder, of which only what was timed is taken."""
     found = collect(folder)
+    if speeds:
+        timed = collect(speeds)
+        found.benches += timed.benches
+        found.lengths += timed.lengths
+        found.damaged += timed.damaged
     if not found.entries:
         named = f", and {len(found.damaged)} damaged files" if found.damaged else ""
         way = "run `offramp compare`, or `offramp eval --json`, first"
@@ -65,7 +75,8 @@ def _data(found: Collected, listed: Sequence[Line]) -> dict[str, Any]:
         "columns": list(COLUMNS),
         "entries": [_entry(one) for one in found.entries],
         "lines": [{"set": line.table, "cells": list(line.cells)} for line in listed],
-        "benches": [row for name, bench in found.benches for row in _bench(name, bench)],
+        "benches": [row for name, bench in found.benches for row in bench_rows(name, bench)],
+        "lengths": [row for name, timed in found.lengths for row in length_rows(name, timed)],
     }
 
 
@@ -78,6 +89,7 @@ def _entry(one: Entry) -> dict[str, Any]:
 
     return {
         "set": one.table,
+        "data": one.data,
         "name": f"{one.method} ({one.variant})" if one.variant else one.method,
         "model": one.model,
         "seed": one.seed,
@@ -90,32 +102,6 @@ def _entry(one: Entry) -> dict[str, Any]:
         "files": list(one.files),
         "command": one.cells[0]["command"],
     }
-
-
-def _bench(name: str, bench: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a bench file that were measured."""
-    made = []
-    for row in bench["rows"]:
-        if not row.get("rows_per_second"):
-            continue
-        metrics = row.get("metrics") or {}
-        score = next(iter(metrics.values()), None)
-        made.append(
-            {
-                "set": table(name, bench["data"]),
-                "name": row.get("name", row["engine"]),
-                "engine": row["engine"],
-                "precision": row["precision"],
-                "batch": row["batch_size"],
-                "budget": row.get("budget"),
-                "rate": row["rows_per_second"],
-                "ms": 1000.0 / row["rows_per_second"],
-                "metric": None if score is None else 100.0 * score,
-                "share": row.get("mac_share"),
-                "realised": row.get("realised_over_promised"),
-            }
-        )
-    return made
 
 
 def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:

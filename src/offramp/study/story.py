@@ -14,6 +14,7 @@ from offramp.study.explain import GONE, IDLE, Explanation, Step, Story
 LOOKS = {GONE: "dim strike", IDLE: "dim"}
 BAR = "▏▎▍▌▋▊▉█"
 MOST = 3  # answers shown of a distribution
+HIDDEN = ("tags", "start", "end")  # shown among the tokens
 
 
 def show(explanation: Explanation, console: Console) -> None:
@@ -33,18 +34,23 @@ def show(explanation: Explanation, console: Console) -> None:
 
 def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) -> Text:
     """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind.
-    Where there are no styles, a point stands for what is gone and brackets around what is idle."""
+    Where there are no styles, a point stands for what is gone, round brackets for idle, square ones for the answer."""
 
     def shown(piece: str, state: str) -> str:
         return piece if styled else {GONE: "·", IDLE: f"({piece})"}.get(state, piece)
+
+    def marked(number: int, piece: str) -> str:
+        return piece if styled or number not in step.within else f"[{piece}]"
 
     if story.pieces is not None:
         pairs = zip(story.pieces, step.tokens, strict=True)
         return Text(" ").join(Text(shown(piece, state), LOOKS.get(state, "")) for piece, state in pairs)
     line, tags = Text(), (step.answer or {}).get("tags", [])
     seen = -1
-    for piece, word, state in zip(explanation.tokens, explanation.words, step.tokens, strict=True):
-        line.append(shown(piece, state), LOOKS.get(state, ""))
+    pieces = zip(explanation.tokens, explanation.words, step.tokens, strict=True)
+    for number, (piece, word, state) in enumerate(pieces):
+        look = f"{LOOKS.get(state, '')} {'bold green' if number in step.within else ''}".strip()
+        line.append(marked(number, shown(piece, state)), look)
         if tags and word not in (-1, seen) and tags[word] != "O":
             line.append(f"/{tags[word]}", "green")
         seen = word
@@ -64,7 +70,8 @@ def _said(step: Step) -> RenderableType:
 def _answer_lines(answer: dict[str, Any]) -> list[str]:
     scores = answer.get("scores")
     if not scores:
-        return [", ".join(f"{name}: {_short(value)}" for name, value in answer.items() if name != "tags") or "tags"]
+        told = {name: "none" if value == "" else value for name, value in answer.items() if name not in HIDDEN}
+        return [", ".join(f"{name}: {_short(value)}" for name, value in told.items()) or "tags"]
     best = sorted(scores.items(), key=lambda item: -item[1])[:MOST]
     wide = max(len(str(name)) for name, _ in best)
     return [f"{name!s:{wide}} {share:5.2f} {_bar(share)}" for name, share in best]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from offramp.study.collect import Entry, lowest_share
 
 COLUMNS = ("method", "model", "seeds", "metric", "full depth", "chosen ≤ 0.5", "chosen ≤ 1.0", "curve ≤ 0.5",
-           "curve ≤ 1.0", "≤ 1.0 below full")  # fmt: skip
+           "curve ≤ 1.0", "≤ 1.0 below full", "≤ 2.0 below full")  # fmt: skip
 PLAIN = "full"  # the method that is ordinary fine-tuning
 
 
@@ -45,9 +45,10 @@ def _line(own: Sequence[Entry], entries: Sequence[Entry]) -> Line:
     about = (name, first.model, str(len({one.seed for one in own})), first.metric)
     full = spread([one.full.score * scale(first.metric) for one in own])
     chosen = [_chosen(own, loss) for loss in ("0.005", "0.01")]
-    curve = [_read_off(own, loss) for loss in (0.005, 0.01)]
+    curve = [_read_off(own, points) for points in (0.5, 1.0)]
+    below = [_below(own, entries, points) for points in (1.0, 2.0)]
     files = tuple(file for one in own for file in one.files)
-    return Line(first.section, first.data, first.table, (*about, full, *chosen, *curve, _below(own, entries)), files)
+    return Line(first.section, first.data, first.table, (*about, full, *chosen, *curve, *below), files)
 
 
 def reference(one: Entry, entries: Sequence[Entry]) -> float | None:
@@ -58,12 +59,12 @@ def reference(one: Entry, entries: Sequence[Entry]) -> float | None:
     return statistics.fmean(e.full.score for e in exact) if exact else None
 
 
-def _below(own: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """The smallest share on the curve that is at most a point below plain fine-tuning."""
+def _below(own: Sequence[Entry], entries: Sequence[Entry], points: float) -> str:
+    """The smallest share on the curve that is at most so many points below plain fine-tuning."""
     shares = []
     for one in own:
         against = reference(one, entries)
-        shares.append(None if against is None else lowest_share(one.curve, against, 0.01))
+        shares.append(None if against is None else lowest_share(one.curve, against, points / scale(one.metric)))
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if known and len(known) == len(shares) else "–"
 
@@ -77,9 +78,9 @@ def _chosen(own: Sequence[Entry], loss: str) -> str:
     return f"{score * scale(own[0].metric):.1f} at {share:.3f}"
 
 
-def _read_off(own: Sequence[Entry], loss: float) -> str:
+def _read_off(own: Sequence[Entry], points: float) -> str:
     """The smallest share on the report rows' own curve: what hindsight would have chosen."""
-    shares = [lowest_share(one.curve, one.full.score, loss) for one in own]
+    shares = [lowest_share(one.curve, one.full.score, points / scale(one.metric)) for one in own]
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if len(known) == len(shares) else "–"
 

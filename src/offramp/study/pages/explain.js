@@ -20,7 +20,7 @@ function tokens(story, step) {
   const tags = !story.pieces && step.answer && step.answer.tags;
   let before = -1;
   (story.pieces || data.tokens).forEach((piece, i) => {
-    const node = make("span", "token " + step.tokens[i], piece);
+    const node = make("span", `token ${step.tokens[i]}${step.within.includes(i) ? " within" : ""}`, piece);
     node.title = { live: "computed", idle: "still seen by others, no longer computed", gone: "has left" }[step.tokens[i]];
     const word = data.words[i];
     if (tags && word >= 0 && word !== before && tags[word] !== "O") node.append(make("span", "tag", tags[word]));
@@ -43,8 +43,8 @@ function said(step) {
       box.append(bar);
     }
   } else {
-    const told = Object.entries(step.answer).filter(([name]) => name !== "tags");
-    box.append(make("span", "small", told.map(([name, value]) => name + ": " + short(value)).join(", ")));
+    const told = Object.entries(step.answer).filter(([name]) => !["tags", "start", "end"].includes(name));
+    box.append(make("span", "small", told.map(([name, value]) => name + ": " + (value === "" ? "none" : short(value))).join(", ")));
   }
   const why = step.why || (step.asked ? "" : "not asked");
   if (why) box.append(make("div", "why small soft", why));
@@ -60,7 +60,7 @@ function draw(index) {
     row.append(make("div", "number", step.layer), tokens(story, step), said(step));
     return row;
   }));
-  const answer = story.answer.label !== undefined ? story.answer.label : short(story.answer.answer ?? story.answer.value ?? story.answer.text ??
+  const answer = story.answer.label !== undefined ? story.answer.label : short(story.answer.answer === "" ? "no answer" : story.answer.answer ?? story.answer.value ?? story.answer.text ??
     (story.answer.tags || []).join(" "));
   const gone = story.steps.length ? story.steps[story.steps.length - 1].tokens.filter((t) => t === "gone").length : 0;
   find("final").textContent = `${answer}: left after layer ${Number(story.exit_layer.toFixed(2))} of ${data.depth}` +

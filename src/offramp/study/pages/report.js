@@ -3,11 +3,12 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
 const COLOURS = ["#2f6db3", "#d1495b", "#2d8a56", "#b8860b", "#7d5ba6", "#0f8b8d", "#e07a5f", "#5b6675", "#b5179e", "#6a994e",
   "#1d3557", "#9c6644", "#4361ee", "#bc4749"];
-const names = [...new Set(data.entries.map((e) => e.name))].sort();
+const names = [...new Set([...data.entries, ...data.benches, ...data.lengths].map((e) => e.name))].sort();
 const colour = (name) => COLOURS[names.indexOf(name) % COLOURS.length];
 const sets = [...new Set(data.entries.map((e) => e.set))];
+const dataOf = Object.fromEntries(data.entries.map((e) => [e.set, e.data]));
 const hidden = new Set();
-let chosenSet = sets[0], sorted = { column: 0, up: true };
+let chosenSet = sets[0], chosenBatch = null, sorted = { column: 0, up: true };
 
 function make(kind, attributes = {}, ...children) {
   const svg = ["svg", "g", "line", "path", "circle", "text", "polyline"].includes(kind);
@@ -27,7 +28,7 @@ function choices() {
     button.addEventListener("click", () => { chosenSet = name; draw(); });
     return button;
   }));
-  const here = [...new Set(entries(true).map((e) => e.name))].sort();
+  const here = [...new Set([...entries(true), ...timed(data.benches, true), ...timed(data.lengths, true)].map((e) => e.name))].sort();
   find("legend").replaceChildren(...here.map((name) => {
     const dot = make("i"); dot.style.background = colour(name);
     const button = pressed(make("button", {}, dot, name), !hidden.has(name));
@@ -37,6 +38,10 @@ function choices() {
 }
 
 const entries = (all) => data.entries.filter((e) => e.set === chosenSet && (all || !hidden.has(e.name)));
+const timed = (rows, all) => rows.filter((r) => r.data === dataOf[chosenSet] && (all || !hidden.has(r.name)));
+const grouped = (rows, key) => Object.values(Object.groupBy ? Object.groupBy(rows, key)
+  : rows.reduce((made, row) => { (made[key(row)] ||= []).push(row); return made; }, {}));
+const none = (text) => make("p", { class: "soft" }, text);
 
 function ticks(low, high, about) {
   const raw = (high - low) / about, power = 10 ** Math.floor(Math.log10(raw));
@@ -52,11 +57,13 @@ function chart(place, spots, lines, labels) {
   const xs = spots.map((s) => s.x), ys = spots.map((s) => s.y);
   const x0 = Math.min(0, ...xs), x1 = Math.max(labels.right || 0, ...xs) * 1.02;
   const best = Math.max(...ys), span = Math.max(best - Math.min(...ys), labels.least || 1);
-  const y1 = best + 0.06 * span, y0 = Math.max(Math.min(...ys), best - 14 * (labels.least || 1)) - 0.06 * span;
+  const y1 = best + 0.06 * span;
+  const y0 = labels.zero ? 0 : Math.max(Math.min(...ys), best - 14 * (labels.least || 1)) - 0.06 * span;
+  const shown = labels.tick || ((x) => String(Number(x.toPrecision(3))));
   const X = (x) => L + (W - L - R) * (x - x0) / (x1 - x0 || 1), Y = (y) => T + (H - T - B) * (1 - (y - y0) / (y1 - y0 || 1));
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": labels.title });
-  for (const x of ticks(x0, x1, 8)) svg.append(make("line", { class: "grid", x1: X(x), x2: X(x), y1: T, y2: H - B }),
-    make("text", { x: X(x), y: H - B + 16, "text-anchor": "middle" }, String(Number(x.toPrecision(3)))));
+  for (const x of labels.ticks || ticks(x0, x1, 8)) svg.append(make("line", { class: "grid", x1: X(x), x2: X(x), y1: T, y2: H - B }),
+    make("text", { x: X(x), y: H - B + 16, "text-anchor": "middle" }, shown(x)));
   for (const y of ticks(y0, y1, 7)) svg.append(make("line", { class: "grid", x1: L, x2: W - R, y1: Y(y), y2: Y(y) }),
     make("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, String(Number(y.toPrecision(4)))));
   svg.append(make("text", { x: (W + L) / 2, y: H - 8, "text-anchor": "middle" }, labels.x),
@@ -65,7 +72,7 @@ function chart(place, spots, lines, labels) {
     points: line.spots.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
   let top = -Infinity;
   const front = [...spots].sort((a, b) => a.x - b.x || b.y - a.y).filter((s) => s.y > top && ((top = s.y), true));
-  svg.append(make("path", { class: "front", d: front.filter((s) => s.y >= y0).map((s, i) => (i ? `H${X(s.x)}V` : `M${X(s.x)} `) + Y(s.y)).join("") }));
+  if (!labels.zero) svg.append(make("path", { class: "front", d: front.filter((s) => s.y >= y0).map((s, i) => (i ? `H${X(s.x)}V` : `M${X(s.x)} `) + Y(s.y)).join("") }));
   for (const spot of spots.filter((s) => s.marked && s.y >= y0)) {
     const mark = make("g", { class: "mark", tabindex: 0, role: "img", "aria-label": spot.text },
       make("circle", { cx: X(spot.x), cy: Y(spot.y), r: spot.big ? 6 : 4, fill: spot.colour }));
@@ -92,12 +99,45 @@ function curves() {
   chart(find("curves"), spots, lines, { x: "share of the full model's multiply-accumulates", y: metric, title: "metric against compute", right: 1 });
 }
 
+const pace = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
+  + `, batch ${b.batch}${b.order ? `, rows ${b.order}` : ""}`;
+
 function times() {
-  const rows = data.benches.filter((b) => b.set === chosenSet && b.metric !== null);
-  const spots = rows.map((b) => ({ x: b.ms, y: b.metric, colour: colour(b.name), marked: true, big: true,
-    text: `${b.name}, ${b.engine} ${b.precision}, batch ${b.batch}: ${b.metric.toFixed(2)} at ${b.ms.toFixed(3)} ms a row` }));
-  if (spots.length) chart(find("times"), spots, [], { x: "measured milliseconds a row", y: "metric", title: "metric against time" });
-  else find("times").replaceChildren();
+  const all = timed(data.benches, true).filter((b) => b.score !== null), sizes = [...new Set(all.map((b) => b.batch))].sort((a, b) => a - b);
+  if (!sizes.includes(chosenBatch)) chosenBatch = sizes[0] ?? null;
+  find("batches").replaceChildren(...sizes.map((size) => {
+    const button = pressed(make("button", {}, `batch ${size}`), size === chosenBatch);
+    button.addEventListener("click", () => { chosenBatch = size; times(); });
+    return button;
+  }));
+  const place = (b) => ({ x: b.ms, y: b.score, colour: colour(b.name), marked: true, big: !b.peer,
+    text: `${pace(b)}: ${b.metric} ${b.score.toFixed(2)} at ${b.ms.toFixed(3)} ms a row (${b.file})` });
+  const rows = timed(data.benches).filter((b) => b.score !== null && b.batch === chosenBatch);
+  const lines = grouped(rows.filter((b) => !b.peer), (b) => [b.file, b.name, b.engine, b.precision, b.order].join()).map((own) => ({
+    colour: colour(own[0].name), spots: own.map(place).sort((a, b) => a.x - b.x) }));
+  if (rows.length) chart(find("times"), rows.map(place), lines, { x: "measured milliseconds a row", y: rows[0].metric, title: "metric against time" });
+  else find("times").replaceChildren(none(all.length ? "nothing chosen" : "no bench file for this data set"));
+}
+
+function against(place, rows, key, place_of, labels) {
+  if (!rows.length) { find(place).replaceChildren(none(labels.missing)); return; }
+  const lines = grouped(rows, key).map((own) => ({ colour: colour(own[0].name), spots: own.map(place_of).sort((a, b) => a.x - b.x) }));
+  const whole = lines.filter((line) => new Set(line.spots.map((s) => s.x)).size > 1);
+  if (!whole.length) { find(place).replaceChildren(none(labels.missing)); return; }
+  const spots = whole.flatMap((line) => line.spots), xs = [...new Set(spots.map((s) => s.x))].sort((a, b) => a - b);
+  chart(find(place), spots, whole, { ...labels, zero: true, ticks: xs.filter((x, i) => !i || x - xs[i - 1] > 0.3), tick: (x) => String(Math.round(2 ** x)) });
+}
+
+function speeds() {
+  against("bybatch", timed(data.benches), (b) => [b.file, b.name, b.engine, b.precision, b.budget, b.order].join(),
+    (b) => ({ x: Math.log2(b.batch), y: b.rate, colour: colour(b.name), marked: true, big: !b.peer,
+      text: `${pace(b)}: ${b.rate.toFixed(0)} rows a second (${b.file})` }),
+    { x: "rows in a batch", y: "rows a second", title: "speed against batch size", missing: "no bench of several batch sizes for this data set" });
+  const both = timed(data.lengths).flatMap((l) => [{ ...l, budget: "full", at: l.ms_full }, { ...l, budget: "as asked", at: l.ms }]);
+  against("bylength", both, (l) => [l.file, l.budget].join(),
+    (l) => ({ x: Math.log2(l.mean_tokens), y: l.at, colour: colour(l.name), marked: true, big: l.budget !== "full",
+      text: `${pace(l)}: ${l.at.toFixed(3)} ms a row of ${l.mean_tokens.toFixed(0)} tokens (${l.file})` }),
+    { x: "tokens of a row", y: "milliseconds a row", title: "time against length", missing: "no file of `offramp lengths` for this data set" });
 }
 
 function table() {
@@ -138,17 +178,17 @@ function strips() {
       kept.push(make("span", { title: label }, label), columns);
     }
   }
-  const none = () => make("p", { class: "soft" }, "no such measurement in these files");
-  find("exits").replaceChildren(rows.length ? make("div", { class: "strips" }, ...rows) : none());
-  find("kept").replaceChildren(kept.length ? make("div", { class: "strips" }, ...kept) : none());
+  const nothing = "no such measurement in these files";
+  find("exits").replaceChildren(rows.length ? make("div", { class: "strips" }, ...rows) : none(nothing));
+  find("kept").replaceChildren(kept.length ? make("div", { class: "strips" }, ...kept) : none(nothing));
 }
 
 function speed() {
-  const rows = data.benches.filter((b) => b.set === chosenSet);
-  if (!rows.length) { find("speed").replaceChildren(make("p", { class: "soft" }, "no bench file for this data set")); return; }
-  const head = ["name", "engine", "precision", "batch", "budget", "rows a second", "ms a row", "share of MACs", "realised ÷ promised"];
-  const body = rows.map((b) => [b.name, b.engine, b.precision, b.batch, b.budget ?? "–", b.rate.toFixed(1), b.ms.toFixed(3),
-    b.share == null ? "–" : b.share.toFixed(3), b.realised == null ? "–" : b.realised.toFixed(2)]);
+  const rows = timed(data.benches);
+  if (!rows.length) { find("speed").replaceChildren(none("no bench file for this data set")); return; }
+  const head = ["name", "engine", "precision", "model", "batch", "rows come", "budget", "rows a second", "ms a row", "share of MACs", "realised ÷ promised", "file"];
+  const body = rows.map((b) => [b.name, b.engine, b.precision, b.model, b.batch, b.order ?? "–", b.budget ?? "–", b.rate.toFixed(1), b.ms.toFixed(3),
+    b.share == null ? "–" : b.share.toFixed(3), b.realised == null ? "–" : b.realised.toFixed(2), b.file]);
   find("speed").replaceChildren(make("div", { class: "scroll" }, make("table", {},
     make("thead", {}, make("tr", {}, ...head.map((t) => make("th", {}, t)))),
     make("tbody", {}, ...body.map((r) => make("tr", {}, ...r.map((t) => make("td", {}, String(t)))))))));
@@ -156,10 +196,12 @@ function speed() {
 
 function sources() {
   const head = make("tr", {}, ...["file", "method", "seed", "command"].map((t) => make("th", {}, t)));
-  find("sources").replaceChildren(make("thead", {}, head), make("tbody", {}, ...entries(true).flatMap((e) =>
-    e.files.map((file) => make("tr", {}, ...[file, e.name, String(e.seed), e.command].map((t) => make("td", {}, t)))))));
+  const trained = entries(true).flatMap((e) => e.files.map((file) => [file, e.name, String(e.seed), e.command]));
+  const clocked = new Map([...timed(data.benches, true), ...timed(data.lengths, true)].filter((r) => !r.peer).map((r) => [r.file, [r.file, r.name, String(r.seed ?? "–"), r.command]]));
+  find("sources").replaceChildren(make("thead", {}, head), make("tbody", {},
+    ...[...trained, ...clocked.values()].map((cells) => make("tr", {}, ...cells.map((t) => make("td", {}, t))))));
 }
 
-function draw() { find("heading").textContent = chosenSet || "no results"; tip(""); choices(); curves(); times(); table(); strips(); speed(); sources(); }
+function draw() { find("heading").textContent = chosenSet || "no results"; tip(""); choices(); curves(); table(); strips(); times(); speeds(); speed(); sources(); }
 find("about").textContent = data.about;
 draw();
