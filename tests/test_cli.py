@@ -289,4 +289,4 @@ def test_ctrl_c_anywhere_is_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("offramp.study.console.show_environment", stop)
     said = call("info", "--env")
-    assert said.code == 130 and "stopped" in said.err
+    assert said.code == 130 and "stopped" in said.err and "a search or a comparison with --resume" in said.err

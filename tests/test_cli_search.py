@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from offramp.budget.search import Plan
 from offramp.model.points import Point
 from offramp.model.predictor import Predictor
+from offramp.study import searching
 from offramp.study.budgets import spots
 from offramp.study.searching import drawing
 from offramp.training.schedule import Schedule
@@ -30,6 +34,7 @@ def test_search_finds_points_and_budgets_use_them(
     said = call("search", run, *words)
     assert said.code == 0 and "for budget 0.8" in said.out, said.err
     assert "iteration 1 of 1, 0 to try" in said.err and "tried on 8 rows" in said.err
+    assert "configurations on the other rows" in said.err
     points = json.loads((run / "points.json").read_text())
     assert points["data"]["rows"] == 12 and points["data"]["name"].endswith("new.jsonl")
     curve = spots(Predictor.load(run), runs.rows("classification", 20, 3))
@@ -37,6 +42,8 @@ def test_search_finds_points_and_budgets_use_them(
     assert curve[0].share < 0.9  # run for real: a replay of full length would say 1
     again = call("search", run, *words, "--resume")
     assert again.code == 0 and "iteration" not in again.err  # everything was tried before
+    refused = call("search", run, *words)
+    assert refused.code == 2 and "--resume to go on" in refused.err
     assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6").code == 2
     assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6,0.7").code == 2
     assert "lengths=" in call("info", run).out
@@ -47,6 +54,16 @@ def test_what_cannot_be_searched_is_refused(call: Call, trained: Path) -> None:
     said = call("search", trained, "--data", data)
     assert said.code == 2 and "--method length_adaptive" in said.err
     assert "no such folder" in call("search", "nowhere", "--data", data).err
+
+
+def test_scoring_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    monkeypatch.setattr(searching, "err", Console(file=drawn, force_terminal=True, width=100))
+    with searching.SearchConsole(Plan()) as live:
+        for done in range(3):
+            live.scoring(done, 2)
+            live.live.refresh()
+    assert all(f"{done} of 2 configurations" in drawn.getvalue() for done in range(3))
 
 
 def test_the_front_is_drawn_in_letters() -> None:

@@ -36,6 +36,11 @@ def test_the_table_of_methods() -> None:
     assert ready <= set(methods.names()) <= {name for name, _ in rows}
 
 
+def test_the_methods_whose_folder_is_not_the_full_model_are_named() -> None:
+    told = README.split("gets\n  the full model (", 1)[1].split(" are exceptions", 1)[0]
+    assert set(re.findall(r"`(\w+)`", told)) == {name for name in methods.names() if not methods.get(name).hf_equal}
+
+
 def test_the_tables_of_backbones_and_tasks() -> None:
     told = set(re.findall(r"`([\w-]+)`", section(README, "Backbones and tasks")))
     types = {kind for name in backbones.names() for kind in import_module(f"offramp.backbones.{name}").MODEL_TYPES}

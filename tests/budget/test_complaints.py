@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from torch import Tensor
 
 from offramp.budget import calibrate as module
 from offramp.budget import subject
+from offramp.budget.complaints import collapsed, complaints
 from offramp.budget.record import Recording
 from offramp.core.cost import HeadCost
+from offramp.model.points import Point, Points
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data, packed_rows
 from tests import runs
 
 COUNT = 40
 TRUTH = torch.arange(COUNT) % 2
+ROWS = [{"text": "it is a film", "label": ("bad", "good")[i % 2]} for i in range(COUNT)]
 
 
 def said(answers: Tensor, sure: float = 3.0) -> Tensor:
@@ -29,8 +33,7 @@ def warned(
 ) -> tuple[str, ...]:
     """What calibration notices about a model whose exits say these things."""
     model = Predictor.load(run)
-    rows = [{"text": "it is a film", "label": ("bad", "good")[i % 2]} for i in range(COUNT)]
-    data = Data(rows, model.prepare(rows))
+    data = Data(ROWS, model.prepare(ROWS))
     tape = Recording(logits, {}, packed_rows(model.task, data.encoded))
     if dear:
         for ramp in model.network.ramps.values():
@@ -83,14 +86,36 @@ def test_exits_that_are_wrong_do_not_pay(trained: Path, monkeypatch: pytest.Monk
     assert "two points or more" in only
 
 
-def test_a_regression_head_that_says_one_number(every_task: dict[str, Path], tmp_path: Path, base: str) -> None:
-    from offramp.budget.complaints import collapsed
+def test_exits_that_nobody_may_take_are_not_complained_of(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With RevPC every row runs one layer after the prefix at least: the exit of the prefix may say what it likes."""
+    run = runs.train(base, tmp_path, "alberta", schedule=runs.Schedule(1, 8, 0.001))
+    flat = said(torch.zeros(COUNT, dtype=torch.int64), 0.1)
+    model = Predictor.load(run)
+    data = Data(ROWS, model.prepare(ROWS))
+    real = subject.Subject(model.network, model.model.method, data).record()
+    for layers, named in (((1,), 0), ((2,), 1)):
+        tape = replace(real, logits={**{n: said(TRUTH) for n in real.logits}, **dict.fromkeys(layers, flat)})
+        monkeypatch.setattr(subject, "record", lambda *_, tape=tape, **__: tape)
+        found = module.calibrate(model.network, model.model.method, data, "rows", "").warnings
+        collapses = [warning for warning in found if "collapsed" in warning]
+        assert len(collapses) == named and all("head=…" in warning for warning in collapses)
 
+
+def test_what_saves_by_itself_need_not_have_cheaper_settings(trained: Path) -> None:
+    network = Predictor.load(trained).network
+    half, whole = (Point({}, share, 0.9, 2.0) for share in (0.5, 1.0))
+    told = [complaints(network, None, [one], Points("accuracy", True, {"rows": 9}, (one,))) for one in (half, whole)]
+    assert told[0] == () and "no setting is cheaper" in told[1][0]
+
+
+def test_a_regression_head_that_says_one_number(tmp_path: Path, base: str) -> None:
     model = Predictor.load(runs.train(base, tmp_path, "berxit", "regression", schedule=runs.Schedule(1, 8, 0.001)))
     logits = {layer: torch.linspace(0, 1, 30)[:, None] for layer in range(4)} | {1: torch.full((30, 1), 0.5)}
     packed = packed_rows(model.task, model.prepare(runs.rows("regression", 30)))
-    assert collapsed(model.network, Recording(logits, {}, packed)) == [1]
-    assert collapsed(Predictor.load(every_task["regression"]).network, Recording(logits, {}, packed)) == []
+    tape = Recording(logits, {}, packed)
+    assert collapsed(model.network, tape, [0, 1, 2]) == [1] and collapsed(model.network, tape, [0, 2]) == []
 
 
 def test_training_warns_too(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

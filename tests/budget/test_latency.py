@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from offramp.budget import latency, prices
 from offramp.budget.latency import Guess, Wish, choose, guesses, in_time, spread
 from offramp.budget.prices import NAMES, Prices, features, fit
 from offramp.core.cost import Event
+from offramp.engines import How
 from offramp.errors import OfframpError
 from offramp.model import points as operating
 from offramp.model.points import Latency, Point, Points, parse_latency
@@ -158,6 +161,63 @@ def test_prices_are_measured_once_and_again_elsewhere(
     assert len(json.loads((tmp_path / prices.FILE).read_text())) == 2
 
 
+def test_old_points_are_never_read(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calibrates has new ones in hand: a stale or damaged file must not spoil the work at its end."""
+    own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
+    monkeypatch.setattr(latency, "prices_of", lambda *_: None)
+    monkeypatch.setattr(latency, "guesses", lambda model, points, *_: [Guess(points.loosest, np.ones(10))])
+    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.ones(len(rows)))
+    for old in ("{", json.dumps({"model": "of other weights"})):
+        (own / "points.json").write_text(old)
+        assert in_time(str(own), points(), rows, "rows", Wish(1.0, engine="torch")).measured == 1.0
+
+
+def lasting(own: Path, ms: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A run that was priced when all took `ms`, on a machine where by now all takes 1; prices as they were used."""
+    place, used = prices.place(Predictor.load(own, "torch")), list[float]()
+    prices.keep(own, Prices(dict.fromkeys(NAMES, ms), 0.0, 1, place))
+
+    def priced(model: Predictor, points: Points, data: Data, found: Prices) -> list[Guess]:
+        used.append(found.ms["call"])
+        return [Guess(point, np.full(len(data.rows), used[-1])) for point in points.points]
+
+    monkeypatch.setattr(prices, "measure", lambda *_: Prices(dict.fromkeys(NAMES, 1.0), 0.0, 1, place))
+    monkeypatch.setattr(latency, "guesses", priced)
+    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.ones(len(rows)))
+    return used
+
+
+def test_prices_of_a_busy_day_are_measured_anew(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
+    used = lasting(own, 50.0, monkeypatch)
+    chosen = in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch"))
+    assert used == [50.0, 1.0] and (chosen.predicted, chosen.score) == (1.0, 0.9)
+    in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch"))
+    assert used[2:] == [1.0]  # they were kept
+    with pytest.raises(OfframpError, match="fastest point takes 1ms"):
+        in_time(str(own), points(), rows, "rows", Wish(0.0005, engine="torch"))
+    assert used[3:] == [1.0, 1.0]  # once, not for ever
+
+
+def test_times_that_keep_changing_are_measured_anew_too(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
+    used = lasting(own, 1e-9, monkeypatch)
+    monkeypatch.setattr(latency, "TRIES", 1)
+    slow = iter([9.0, 1.0])  # the first check is disturbed
+    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.full(len(rows), next(slow)))
+    assert in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch")).measured == 1.0
+    assert used == [1e-9, 1.0]
+
+
+def test_prices_belong_to_a_version_of_openvino() -> None:
+    def where(engine: str) -> dict[str, object]:
+        return prices.place(SimpleNamespace(engine_name=engine, how=How()))  # type: ignore[arg-type]
+
+    assert where("openvino")["openvino"] == prices.library().get_version() and "openvino" not in where("torch")
+
+
 def test_rows_of_all_lengths(trained: Path) -> None:
     model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 24, 2)
     data = Data(rows, model.prepare(rows))
@@ -208,7 +268,17 @@ def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
     model.points = points(replace(timed, hardware="an abacus"))
     with pytest.warns(UserWarning, match="an abacus"):
         model.settings(latency=0.005)
-    model.points = points(replace(timed, engine="other"))
+    model.points = points(replace(timed, threads=3))
+    with pytest.warns(UserWarning, match="5ms were measured on 3 threads; this runs on all cores"):
+        model.settings(latency=0.005)
+    model.how = How(threads=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.settings(latency=0.005).threshold == 0.25
+    model.how = How(threads=1)
+    with pytest.warns(UserWarning, match="3 threads; this runs on 1 thread$"):
+        model.settings(latency=0.005)
+    model.points, model.how = points(replace(timed, engine="other")), How()
     with pytest.raises(OfframpError, match="5ms on other fp32"):
         model.settings(latency=0.005)
 

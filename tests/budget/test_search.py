@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -197,12 +198,54 @@ def test_a_search_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
         (own / FILE).write_text(json.dumps({**state, what: "other"}))
         with pytest.raises(OfframpError, match=r"other.*\n.*leave --resume out"):
             go(own, Wish(Plan(0), 12, resume=True))
-    for damage in ("{", json.dumps({**state, "found": [{}]})):
+    for damage in ("{", "[]", "7", json.dumps({**state, "found": [{}]})):
         (own / FILE).write_text(damage)
-        with pytest.raises(OfframpError, match="damaged"):
+        with pytest.raises(OfframpError, match=r"damaged.*search\.json\n.*leave --resume out, or remove the file"):
             go(own, Wish(Plan(0), 12, resume=True))
     assert (own / "points.json").read_text() == points
     assert go(own, Wish(Plan(0), 12))["points"] == json.loads(points)["points"]
+
+
+def test_the_same_search_is_not_begun_again_unasked(run: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    go(own, Wish(replace(SMALL, iterations=0), 12))  # how many there are to be is no other search
+    before = runs.files(own)
+    with pytest.raises(OfframpError, match=r"--resume to go on, or remove search\.json to start over"):
+        go(own, Wish(SMALL, 12))
+    assert runs.files(own) == before
+    go(own, Wish(Plan(0), 11))  # another search takes its place
+    (own / FILE).unlink()
+    go(own, Wish(Plan(0), 11))
+
+
+@pytest.mark.parametrize("points", ["{", '{"model": "another"}'])
+def test_points_that_nobody_can_use_are_replaced(run: Path, tmp_path: Path, points: str) -> None:
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    (own / "points.json").write_text(points)
+    go(own, Wish(Plan(0), 12))
+    assert Predictor.load(own).points is not None
+
+
+def test_scoring_tells_how_far_it_is(own: Path) -> None:
+    told: list[tuple[int, int]] = []
+    rows = runs.rows("classification", 30, 5)
+    search_run(str(own), rows, "some/new.jsonl", Wish(Plan(0), 12), scoring=lambda *news: told.append(news))
+    assert len(told) > 1 and told == [(done, len(told) - 1) for done in range(len(told))]
+
+
+def test_spans_are_answered_at_searched_lengths(base: str, tmp_path: Path) -> None:
+    """Tokens come back at the end, so an answer is a piece of its context however few went all the way."""
+    own = runs.train(base, tmp_path, "length_adaptive", "span", schedule=QUICK)
+    rows = runs.rows("span", 16, 5)
+    points = search_run(str(own), rows, "some/new.jsonl", Wish(Plan(1, 2, 2), 8))
+    model = Predictor.load(own)
+    encoded, tight = model.prepare(rows), model.settings(given={"lengths": (0.3, 0.2, 0.1)})
+    short, full = (model.run(encoded, settings) for settings in (tight, model.settings(1.0)))
+    assert short.macs.sum() < 0.6 * full.macs.sum() and points.points[-1].mac_share == pytest.approx(1.0)
+    assert [logits.shape for logits in short.logits] == [logits.shape for logits in full.logits]
+    answers = [model.finish(rows, encoded, short), model.predict(rows, budget=points.points[0].mac_share)]
+    for row, *said in zip(rows, *answers, strict=True):
+        assert all(one["answer"] and one["answer"] in row["context"] for one in said)
 
 
 def test_a_run_without_lengths_is_refused(trained: Path, base: str) -> None:

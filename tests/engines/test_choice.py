@@ -37,7 +37,7 @@ def test_bad_settings_name_the_good_ones(how: dict[str, object], word: str) -> N
         How(**how)  # type: ignore[arg-type]
 
 
-def test_torch_has_one_precision(trained: Path) -> None:
+def test_torch_has_one_precision_on_a_cpu(trained: Path) -> None:
     with pytest.raises(OfframpError, match="--engine openvino"):
         offramp.load(trained, engine="torch", precision="bf16")
 

@@ -104,7 +104,10 @@ def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
     torch.manual_seed(0)
     needs = torch.full((600, 3), 0.999)  # left alone, nobody ends early
     depths = alberta._runs(needs, Options(cut=True, explore=1.0)).sum(1)
-    assert (torch.bincount(depths, minlength=4) > 100).all()
+    counts = torch.bincount(depths, minlength=4)
+    assert counts[0] == 0 and (counts[1:] > 150).all()  # at run time, too, the first gated layer always runs
+    raw = alberta._runs(needs, Options(cut=True, explore=1.0, revpc=False)).sum(1)
+    assert (torch.bincount(raw, minlength=4) > 100).all()
     assert (alberta._runs(needs, Options(cut=True)).sum(1) == 3).float().mean() > 0.97
     for wrong in ({"explore": 0.5}, {"explore": 1.5, "cut": True}):
         with pytest.raises(OfframpError, match="explore"):
@@ -184,7 +187,7 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     (stage,) = stages(net, options)
     some = batch(net.task, data, range(len(LENGTHS)), seed=0)
     optimiser = torch.optim.Adam([p for _, p in stage.trainable()], lr=2e-3)
-    stage.at(2, 3, 0)
+    stage.reached(1.0)
     for _ in range(25):
         optimiser.zero_grad()
         stage.step(some, lambda loss: loss.backward())
@@ -192,8 +195,9 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     reached = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert head == "own" or any(name.startswith("added.ramps.") for name in reached)
     assert answer(net, data, Settings(0.5)).exit_layer.mean() < before - 0.5
-    stage.at(0, 3, 0)
-    assert stage.weight == 0.0  # type: ignore[attr-defined]  # it grows from nothing
+    for share in (0.0, 0.1, 0.5):  # it grows from nothing, step by step
+        stage.reached(share)
+        assert stage.weight == 5.0 * share  # type: ignore[attr-defined]  # a Gated stage
     assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
 
 

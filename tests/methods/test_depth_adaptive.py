@@ -11,6 +11,7 @@ from torch import Tensor
 
 import offramp
 from offramp import engines, methods, tasks
+from offramp.budget.subject import candidates
 from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
@@ -66,6 +67,7 @@ def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> N
     assert result.exit_layer.tolist() == (q.argmax(1) + 1).tolist()
     assert len(set(result.exit_layer.tolist())) > 1
     assert sum(e.what == "extra" for e in result.log) == 1
+    assert answer(net, packed, Settings(argmax=True)).exit_layer.tolist() == result.exit_layer.tolist()
     by_share = answer(net, packed, Settings(0.5))
     assert by_share.exit_layer.tolist() == [next(n for n in (1, 2, 3) if row[n:].sum() < 0.5) for row in q]
 
@@ -199,6 +201,17 @@ def test_reasons_are_given_in_words() -> None:
         asking = Asking(net, Settings(0.01))
         run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
         assert asking.said[0] == "" and wanted in asking.said[1]
+    net, data = made(form="multinomial")
+    asking = Asking(net, Settings(argmax=True))
+    run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
+    assert "doubt" in asking.said[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calibration_tries_the_papers_rule_where_there_is_one(form: str) -> None:
+    net, _ = made(form=form)
+    tried = candidates(net, methods.get("depth_adaptive"), None)  # type: ignore[arg-type]  # no recording is looked at
+    assert tried.count({"argmax": True}) == (form == "multinomial") and {"threshold": 0.5} in tried
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])

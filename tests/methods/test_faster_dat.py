@@ -13,6 +13,7 @@ from torch import Tensor
 
 import offramp
 from offramp import engines, methods, tasks
+from offramp.budget.subject import candidates
 from offramp.core import cost
 from offramp.core.attention import Layout, Scores, layout
 from offramp.core.loop import run
@@ -22,6 +23,7 @@ from offramp.errors import OfframpError
 from offramp.methods.faster_dat import Options, Planned, Policy, Settings
 from offramp.model import folder
 from offramp.parts.batch import Batch, Data, packed_rows
+from offramp.parts.masked import Passes, estimate
 from offramp.parts.network import Network
 from offramp.parts.plans import Extent, GuessWords, by_information
 from offramp.parts.stage import Backward, Stage
@@ -162,6 +164,25 @@ def test_telling_words_may_go_deep_instead() -> None:
     assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])
 
 
+def test_a_higher_floor_sends_words_deeper(base: str, tmp_path: Path) -> None:
+    quick, spent = Schedule(epochs=1, batch_size=16), []
+    for least in (1e-12, 0.02):
+        (tmp_path / str(least)).mkdir()
+        made = runs.train(base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick)
+        spent.append(json.loads((made / "points.json").read_text())["points"][-1]["mac_share"])
+    assert spent[0] < spent[1]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layers: int) -> None:
+    quick = Schedule(epochs=4, batch_size=8, lr=0.01)
+    made = runs.train(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
+    model = offramp.load(made)
+    tried = candidates(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
+    assert tried == [{"cap": cap} for cap in range(1, layers)] and model.points is not None
+    assert not [told for told in model.points.warnings if "no setting is cheaper" in told or "collapsed" in told]
+
+
 @pytest.mark.parametrize("kind", ["tagging", "pairs"])
 def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None:
     run_folder = runs.train(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
@@ -232,11 +253,30 @@ def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base
     assert together.tokens_kept[0] >= passes * 6 + 6 / 3
 
 
+def test_single_words_are_trained_at_the_depth_they_run_at(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """λ lies between those that tables keep, where the mean of two depths would be a third one."""
+    asked = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
+    seen: list[Planned] = []
+    real = Planned.prepare
+    monkeypatch.setattr(Planned, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
+    run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16))
+    model = offramp.load(run_folder)
+    rows = model.prepare(runs.rows("classification", 48, 0))
+    packed = packed_rows(model.task, rows)
+    masked, passes = model.network.added["masked"], Passes(3, 0)
+    exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]
+    assert torch.equal(torch.cat(seen[-1].own), exact)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"layers": -1}, "layers=-1"),
         ({"smoothing": 0.0}, "smoothing"),
+        ({"least": 0.0}, "least=0"),
+        ({"least": 1.0}, "least=1"),
         ({"penalty": 2.0}, "penalty"),
         ({"spacing": 1}, "spacing=1"),  # nothing left to guess from
         ({"transductive": True}, "estimation=reconstruction"),

@@ -11,16 +11,19 @@ import torch
 from offramp import engines, methods
 from offramp.core.loop import Result, run
 from offramp.core.packed import pack
+from offramp.core.policy import Both, Policy
 from offramp.errors import OfframpError
 from offramp.methods import power_bert
 from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
-from offramp.model.folder import assemble, carry_over, load
+from offramp.model.folder import about, assemble, carry_over, load
 from offramp.parts.batch import Batch
 from offramp.parts.network import Network
+from offramp.study.console import show_run
 from offramp.tasks import get
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 from tests.methods.test_exits import made as plain
+from tests.methods.test_length_adaptive import Watch
 
 LENGTHS = [12, 3, 20, 1]
 
@@ -32,8 +35,8 @@ def made(**options: Any) -> tuple[Network, Retention]:
     return net, kept
 
 
-def answer(net: Network, settings: Settings) -> Result:
-    policy = power_bert.Policy(net, settings)
+def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
+    policy = Both(power_bert.Policy(net, settings), watch or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
 
@@ -46,6 +49,14 @@ def test_short_rows_keep_what_they_have_and_scale_shrinks_all() -> None:
     net, _ = made(counts=(15, 6, 2))
     assert fed(answer(net, Settings())) == [[12, 3, 15, 1], [6, 3, 6, 1], [2, 2, 2, 1]]
     assert fed(answer(net, Settings(0.5))) == [[6, 2, 8, 1], [3, 2, 3, 1], [1, 1, 1, 1]]
+
+
+def test_the_first_token_never_leaves() -> None:
+    net, _ = made(counts=(6, 3, 1))
+    for scale in (1.0, 0.3):
+        watch = Watch()
+        answer(net, Settings(scale), watch)
+        assert len(watch.first) == net.depth and all(watch.first)
 
 
 def test_only_layers_that_drop_ask_for_scores() -> None:
@@ -111,7 +122,9 @@ def test_given_counts_skip_the_search() -> None:
     assert [stage.name for stage in stages] == ["fine-tune", "search", "re-train"] and isinstance(stages[2], Retrain)
 
 
-def test_counts_found_in_training_travel_with_the_model(base: str, tmp_path: Path) -> None:
+def test_counts_found_in_training_travel_with_the_model_and_are_told(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = Schedule(epochs=2, batch_size=12, lr=0.005)
     options = {"penalty": "0.5", "soft_lr": "0.2"}
     run_ = runs.train(base, tmp_path, "power_bert", schedule=quick, options=options)
@@ -119,22 +132,39 @@ def test_counts_found_in_training_travel_with_the_model(base: str, tmp_path: Pat
     found = power_bert._retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
     assert methods.get("power_bert").policy(model.network, Settings()).wants_scores(1)
+    listed = ", ".join(map(str, found))
+    assert about(run_)["layers"] == {"counts": found} and f"counts {listed}." in (run_ / "README.md").read_text()
+    show_run(str(run_))
+    assert f"layers: {{'counts': [{listed}]}}" in capsys.readouterr().out
     net, kept = made(counts=(9, 6, 2))
     carry_over(net, methods.get("power_bert"), str(run_))  # as when --model names that run
     assert kept.counts.tolist() == [9, 6, 2] and bool((kept.weights == 1.0).all())
 
 
-BAD = [{"counts": (3, 5, 1)}, {"counts": (3, 0, 0)}, {"counts": (3.5, 2, 1)}, {"penalty": -1.0}, {"soft_lr": 0.0}]
+NAN, INF = float("nan"), float("inf")
+BAD = [
+    *({"counts": counts} for counts in ((3, 5, 1), (3, 0, 0), (3.5, 2, 1), (INF, 2, 1), (NAN, 2, 1), (3, 2, NAN))),
+    *({"penalty": penalty} for penalty in (-1.0, NAN, INF)),
+    {"soft_lr": 0.0},
+]
 
 
 @pytest.mark.parametrize("options", BAD)
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=r"fix: .*e\.g\."):
         Options(**options)
-    with pytest.raises(OfframpError, match="each of 3 layers"):
+    with pytest.raises(OfframpError, match="each of 3 layers") as refused:
         made(counts=(4, 2))
+    assert "leave counts out: training finds them" in refused.value.fix and "search`" not in refused.value.fix
     with pytest.raises(OfframpError, match="at most 1"):
         Settings(0.0)
+
+
+def test_a_pair_tells_what_its_parts_tell() -> None:
+    method, net = plain("power_bert+branchynet", counts=(15, 6, 2))
+    assert method.about(net) == {"counts": [15, 6, 2]}
+    method, net = plain("length_adaptive+branchynet")
+    assert method.about(net) == {}
 
 
 def test_tasks_that_need_every_token_are_refused_with_a_way_out() -> None:

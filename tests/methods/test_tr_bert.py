@@ -204,7 +204,9 @@ def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    for wrong in ({"samples": 1}, {"alpha": -1.0}, {"guide": 2.0}):
+    nan = float("nan")
+    rates = [{"select_lr": rate} for rate in (0.0, -1.0, 1.0, nan)]
+    for wrong in ({"samples": 1}, {"alpha": -1.0}, {"guide": 2.0}, {"slack": -0.01}, {"slack": nan}, *rates):
         with pytest.raises(OfframpError):
             Options(**wrong)
     with pytest.raises(OfframpError, match="everybody stays"):

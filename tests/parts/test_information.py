@@ -55,6 +55,12 @@ def test_depths_are_bins_of_equal_width() -> None:
     assert depths_by_information(np.array([0.3]), 4).tolist() == [1]
 
 
+def test_a_floor_keeps_bins_from_hanging_on_words_that_tell_nothing() -> None:
+    told = np.array([0.1, 1e-3, 1e-5, 0.0])
+    assert depths_by_information(told, 4).tolist() == [1, 1, 2, 4]
+    assert depths_by_information(told, 4, least=1e-6).tolist() == [1, 2, 4, 4]
+
+
 def encoded(rows: list[list[int]]) -> list[Encoded]:
     return [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(rows)]
 
@@ -76,14 +82,14 @@ def test_numbers_are_labelled_by_their_quarter() -> None:
     assert made.argmax(1).tolist() == [0, 3, 0, 0, 3, 2] and made.sum() == 6
 
 
-@pytest.mark.parametrize("name", ["span", "classification"])
-def test_rows_without_classes_or_labels_are_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "fix"), [("span", "estimation=reconstruction"), ("classification", "column 'label'")])
+def test_rows_without_classes_or_labels_are_refused(name: str, fix: str) -> None:
     rows: list[dict[str, Any]] = [
         {"text": "a", "label": i, "question": "a", "context": "a", "answers": {"text": ["a"], "answer_start": [0]}}
         for i in range(2)
     ]
     task = tasks.get(name).from_rows(rows, "rows")
-    with pytest.raises(OfframpError, match="estimation=reconstruction"):
+    with pytest.raises(OfframpError, match=fix):
         labels_of(task, Data(rows, encoded([[5], [6]]), labelled=name == "span"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
 from offramp.parts.masked import MaskedModel, Passes, estimate, training_loss
-from tests import tiny, tiny_tokenizers
+from tests import runs, tiny, tiny_tokenizers
 
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 10, 3], [2, 3]]
 WORDS = [[-1, 0, 0, 1, -1], [-1, 0, 1, 2, 2, 3, -1], [-1, 0, -1], [-1, -1]]
@@ -95,6 +97,20 @@ def test_a_checkpoint_without_a_masked_head_gets_one_and_it_is_said(tmp_path: Pa
         made.load(str(tmp_path))
     assert made.made_head
     assert made.model.cls.predictions.decoder.weight is made.model.bert.embeddings.word_embeddings.weight
+
+
+def test_a_run_folder_gets_the_head_of_what_it_started_from(model: MaskedModel, trained: Path, tmp_path: Path) -> None:
+    made = MaskedModel(model.model.config, stays=False)
+    made.load(str(trained))
+    theirs = model.model.cls.predictions.transform.dense.weight
+    assert not made.made_head and torch.equal(made.model.cls.predictions.transform.dense.weight, theirs)
+    moved = Path(shutil.copytree(trained, tmp_path / "run"))
+    about = json.loads((moved / "offramp.json").read_text())
+    for gone in ("/no/such/folder", str(runs.model_folder(tmp_path / "other", hidden_size=64))):
+        (moved / "offramp.json").write_text(json.dumps({**about, "base_model": gone}))
+        with pytest.warns(UserWarning, match="run has no masked-language head"):
+            made.load(str(moved))
+        assert made.made_head and made.model.config.hidden_size == model.model.config.hidden_size
 
 
 @pytest.mark.parametrize("source", [None, "/no/such/folder"])

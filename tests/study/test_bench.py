@@ -13,11 +13,13 @@ import pytest
 
 from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor
+from offramp.parts.batch import Data
 from offramp.study import bench as benches
 from offramp.study import benchfile, benchview
 from offramp.study.bench import Measured, Plan, Where, bench
-from offramp.study.contenders import Contender, buy
-from offramp.study.course import course
+from offramp.study.contenders import Contender, Field, Said, buy
+from offramp.study.course import Course, course
+from offramp.study.peers import Ground
 from tests import runs
 
 FIELDS = {"engine", "precision", "batch_size", "budget", "rows_per_second", "p50_ms", "p95_ms", "peak_mb", "metrics",
@@ -71,7 +73,9 @@ def test_our_engines_and_their_precisions(trained: Path, tmp_path: Path) -> None
     assert [(e["engine"], e["precision"]) for e in found["rows"]] == [
         ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32")]  # fmt: skip
     assert found["rows"][0]["metrics"] == found["rows"][2]["metrics"]
-    (missing,) = found["failed"]  # torch has one precision only
+    exact, half, other = (e["disagrees_with_fp32"] for e in found["rows"])
+    assert exact is other is None and 0 <= half["answers"] <= 1 and half["exits"] == 0  # everybody goes to the end
+    (missing,) = found["failed"]  # torch has one precision on a CPU
     assert (missing["engine"], missing["precision"]) == ("torch", "bf16")
 
 
@@ -86,6 +90,14 @@ def test_every_task(every_task: dict[str, Path], tmp_path: Path, kind: str) -> N
 
 def measured(share: float | None, *seconds: list[float]) -> Measured:
     return Measured(np.array(seconds), {"accuracy": 0.9}, share, 12.34)
+
+
+def test_savings_of_a_plan_are_held_against_every_layer(base: str, tmp_path: Path) -> None:
+    run = runs.train(base, tmp_path, "faster_dat", "classification")
+    found = made(run, tmp_path, replace(SMALL, batch_sizes=(4,), budgets=("1.0",), against=()))
+    whole, planned = found["rows"][:2]
+    assert (whole["budget"], whole["mac_share"], whole["realised_over_promised"]) == ("every layer", 1.0, 1.0)
+    assert planned["budget"] == 1.0 and planned["mac_share"] < 1.0 and planned["speed_up"] != 1.0
 
 
 def test_realised_over_promised() -> None:
@@ -105,6 +117,47 @@ def test_realised_over_promised() -> None:
     assert (tight["p50_ms"], tight["p95_ms"], tight["peak_mb"]) == (1500.0, 1950.0, 12.3)
     assert other["realised_over_promised"] is None and other["budget"] is None and other["mac_share"] == 1.0
     assert tight["over_fastest_peer"] == 2.0 and full["over_fastest_peer"] == pytest.approx(2 / 3, abs=1e-3)
+
+
+def said(run: Path, answers: dict[Contender, tuple[list[float], list[int]]]) -> tuple[Field, Course]:
+    """A field of puppets: each says of every row how sure it is of the second label, and where the row left."""
+    rows = [{"text": "a film", "label": "good"}] * 4
+    lane = course(Predictor.load(run, "torch"), rows, "rows")
+    field = Field(Ground(str(run), "", "", 1), LABELS)
+    for who, (sure, left) in answers.items():
+        logits = [np.array([0.0, one]) for one in sure]
+        spent = (None, None) if who.peer else (np.ones(4), np.array(left, dtype=np.float64))
+        field.opened[who] = lambda batch, given=(logits, *spent): Said(*given)
+    return field, lane
+
+
+def test_how_often_less_precision_departs_from_fp32(trained: Path) -> None:
+    sure = [1.0, 1.0, -1.0, -1.0]
+    who = {
+        Contender("openvino", "bf16", None, "tight"): ([1.0, -2.0, -1.0, -1.0], [1, 2, 2, 3]),  # before its fp32
+        Contender("openvino", "fp32", None, "tight"): (sure, [1, 2, 3, 2]),
+        Contender("openvino", "bf16", None, "loose"): (sure, [3, 3, 3, 3]),  # nobody in fp32 to compare with
+        Contender("hf-sdpa", "fp32", "hf"): (sure, []),
+        Contender("hf-sdpa", "bf16", "hf"): ([1.0, 2.0, 1.0, 3.0], []),
+    }
+    plan = Plan((4,), orders=("given",), rounds=1, memory=False)
+    found = benches.measure(*said(trained, who), (4, "given"), plan, Silent())
+    told = [one.disagrees for one in found.values()]
+    assert told == [{"answers": 0.25, "exits": 0.5}, None, None, None, {"answers": 0.5, "exits": None}]
+    entries = benchfile.entries(found, LABELS[:2], 4, (4, "given"))
+    assert [entry["disagrees_with_fp32"] for entry in entries] == told
+    wide, usual = (benchview.table(part, "accuracy", "") for part in (entries, entries[1:4]))
+    assert len(wide.columns) == len(usual.columns) + 2  # told only where somebody has it
+    assert sorted(wide.columns[-2]._cells) == ["", "", "", "25.00%", "50.00%"]
+
+
+def test_a_row_in_windows_left_elsewhere_if_any_window_did(every_task: dict[str, Path]) -> None:
+    lane = course(Predictor.load(every_task["span"], "torch"), runs.rows("span", 4, 3), "rows")
+    twice = replace(lane, data=Data(lane.data.rows, [row for row in lane.data.encoded for _ in range(2)]))
+    usual = np.full(len(twice.data.encoded), 3.0)
+    other = usual.copy()
+    other[[0, 2, 3]] = 1.0
+    assert twice.moved(usual, usual) == 0.0 and twice.moved(other, usual) == 0.5
 
 
 def test_who_cannot_start_is_told_and_the_rest_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -22,6 +23,15 @@ def fail(kind: str) -> None:
 
 def die() -> None:
     os._exit(3)
+
+
+def imported() -> list[str]:
+    return [name for name in ("openvino", "openvino_telemetry") if name in sys.modules]
+
+
+def test_openvino_is_brought_without_what_phones_home() -> None:
+    assert fresh(imported, library="openvino").result == ["openvino"]
+    assert fresh(imported, library="no-such-library").result == fresh(imported).result == []
 
 
 def test_memory_is_that_of_the_work_alone() -> None:

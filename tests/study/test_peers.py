@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from offramp import methods, tasks
+from offramp.engines import _runtime
 from offramp.errors import OfframpError
 from offramp.model.folder import Loaded, assemble, load, quiet, save
 from offramp.model.predictor import Predictor
@@ -92,9 +94,26 @@ def test_torch_compile_gets_the_same_function(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
+    _runtime.library.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OfframpError, match=rf"'{package}' is not installed"):
         peers.get(peer).load(Ground("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])
+
+
+def test_nothing_phones_home(tmp_path: Path) -> None:
+    """The sender is absent while OpenVINO is imported, and so from its converter."""
+    run = str(folder(tmp_path, "bert"))
+    script = f"""
+import sys
+from offramp.study import peers
+peers.get("openvino").load(peers.Ground({run!r}, "AutoModelForSequenceClassification", {run!r}, 1),
+                           peers.Variant("openvino-graph", "fp32"))
+from openvino.tools.ovc import convert_impl, telemetry_utils
+print(convert_impl.tm.__name__, telemetry_utils.tm.__name__, "openvino_telemetry" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    stub = "openvino.tools.ovc.telemetry_stub"
+    assert done.stdout.split() == [stub, stub, "False"] and (tmp_path / "graph.xml").is_file(), done.stderr
 
 
 def test_the_folder_is_the_list() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,11 @@ def test_the_study_writes_tables_and_a_picture(done: Study) -> None:
     assert shares["saliency"] == shares["human"], "one word each, all of one piece"
 
 
-def test_the_study_goes_on_without_doing_anything_twice(done: Study) -> None:
-    def never(_: Any) -> None:
-        raise AssertionError("trained again")
+def never(_: Any) -> None:
+    raise AssertionError("trained again")
 
+
+def test_the_study_goes_on_without_doing_anything_twice(done: Study) -> None:
     before = runs.files(Path(done.out))
     again = rationale_runs.compare(done, never)
     done.folder("selection.json").unlink()
@@ -135,6 +137,25 @@ def test_a_folder_with_another_study_is_refused(done: Study) -> None:
     other = Study(done.data, done.out, done.model, max_length=32, options=done.options, schedule=done.schedule)
     with pytest.raises(OfframpError, match="choose another --out"):
         rationale_runs.compare(other, job.train)
+
+
+def test_what_adapler_cannot_do_is_refused_before_anything_is_written(done: Study, tmp_path: Path) -> None:
+    fresh = replace(done, out=str(tmp_path / "out"))
+    for wrong in ({"scale": -1.0}, {"scale": float("nan")}, {"options": {"colour": "red"}}, {"options": {"phi": "-1"}}):
+        for part in (rationale_runs.compare, rationale_runs.select):
+            with pytest.raises(OfframpError):
+                part(replace(fresh, **wrong), never)
+    assert not Path(fresh.out).exists()
+
+
+def test_another_scale_is_the_same_study_watched_again(done: Study, tmp_path: Path) -> None:
+    own = replace(done, out=str(shutil.copytree(done.out, tmp_path / "own")))
+    first, other = (rationale_runs.compare(replace(own, scale=scale), never) for scale in (1.0, 4.0))
+    assert (first["scale"], other["scale"]) == (1.0, 4.0) and first["techniques"] != other["techniques"]
+    assert json.loads(own.folder("agreement.json").read_text()) == other
+    known = json.loads(own.folder("study.json").read_text())
+    own.folder("study.json").write_text(json.dumps({**known, "scale": 1.0}))  # as older versions wrote it
+    assert rationale_runs.compare(own, never) == first
 
 
 def test_each_technique_gives_shares_of_a_row(done: Study) -> None:

@@ -44,6 +44,21 @@ def test_what_is_said_wins_over_the_recipe() -> None:
         recipes.load("adapler/agnews").told({"method": "full"}, {})
 
 
+def test_a_pair_keeps_its_own_rate_for_what_is_added() -> None:
+    recipe = recipes.load("adapler/agnews")
+    alone, pair = recipe.told({}, {}), recipe.told({"method": "adapler+branchynet"}, {})
+    assert alone.options == {**pair.options, "head_lr": 3e-5} and "head_lr" not in pair.options
+    said = recipe.told({"method": "adapler+branchynet"}, {"head_lr": "1e-4"})
+    assert said.options["head_lr"] == "1e-4"
+
+
+def test_tr_bert_has_one_rate() -> None:
+    for name in recipes.names():
+        made = recipes.load(name)
+        if made.method == "tr_bert":
+            assert made.lr == made.options["head_lr"] == made.options["select_lr"], name
+
+
 def test_an_unknown_recipe_lists_what_there_is() -> None:
     with pytest.raises(OfframpError, match=r"adapler/agnews.*adapler/sst2"):
         recipes.load("adapler/nothing")

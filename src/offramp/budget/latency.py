@@ -3,7 +3,8 @@
 What the loop would do with every calibration row at every point is known from a replay (or a real run); priced with
 what this machine was measured to take (`prices.py`), it gives the milliseconds of each row, and so their percentiles.
 The point chosen is then timed for real, text to prediction, one row at a time; where that is slower than predicted,
-predictions are raised by as much and another point is chosen.
+predictions are raised by as much and another point is chosen. Where none is left and prices were those of an earlier
+day, the machine may have been busy then: they are measured anew, once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines
-from offramp.budget.prices import Clock, Prices, features, logged, prices_of
+from offramp.budget.prices import Clock, Prices, features, known, logged, prices_of, renewed
 from offramp.budget.record import record, relive
 from offramp.engines import AUTO, How, Precision
 from offramp.errors import OfframpError
+from offramp.model import folder as folders
 from offramp.model.hardware import hardware
 from offramp.model.points import Latency, Point, Points
 from offramp.model.predictor import Predictor
@@ -133,17 +135,28 @@ def spread(data: Data, count: int) -> list[int]:
 
 
 def in_time(run: str, points: Points, rows: Sequence[Row], source: str, wish: Wish) -> Latency:
-    """The point for a wish, predicted and then checked by a real run."""
-    model = Predictor.load(run, wish.engine, wish.precision, wish.threads)
+    """The point for a wish, predicted and then checked by a real run; the folder's own points are never read."""
+    folder = Path(run)
+    model = Predictor(folders.load(run), points, wish.engine, How(wish.precision, wish.threads, folder / ".cache"))
     wish = replace(wish, engine=model.engine_name)
     data = Data(rows, model.prepare(rows, source))
-    prices = prices_of(model, Path(run), [rows[i] for i in spread(data, READ)])
-    found, checked = guesses(model, points, data, prices), spread(data, CHECKED)
+    texts, stored = [rows[i] for i in spread(data, READ)], known(model, folder) is not None
+    try:
+        return _chosen(model, points, data, prices_of(model, folder, texts), wish)
+    except OfframpError:
+        if not stored:
+            raise
+    return _chosen(model, points, data, renewed(model, folder, texts), wish)
+
+
+def _chosen(model: Predictor, points: Points, data: Data, prices: Prices, wish: Wish) -> Latency:
+    """The best point by these prices whose real run keeps within the wish."""
+    found, checked = guesses(model, points, data, prices), [data.rows[i] for i in spread(data, CHECKED)]
     factor = 1.0
     for _ in range(TRIES):
         best = choose(found, points, wish, factor)
         predicted = float(np.percentile(best.ms, wish.percentile))
-        measured = float(np.percentile(check(model, best.point, [rows[i] for i in checked]), wish.percentile))
+        measured = float(np.percentile(check(model, best.point, checked), wish.percentile))
         if measured <= wish.ms:
             break
         factor = 1.02 * max(factor, measured / predicted)

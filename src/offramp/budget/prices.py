@@ -28,6 +28,7 @@ from offramp.core.cost import Event
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.engines._runtime import library
 from offramp.model.files import read_json, write_json
 from offramp.model.hardware import hardware
 from offramp.model.predictor import Predictor
@@ -171,14 +172,15 @@ def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list
 def place(model: Predictor) -> dict[str, Any]:
     """Where prices hold: this machine, this engine, these versions."""
     how = {"engine": model.engine_name, "precision": model.how.precision, "threads": model.how.threads}
-    return {"hardware": hardware(), **how, "torch": torch.__version__, "offramp": __version__}
+    more = {"openvino": library().get_version()} if model.engine_name == "openvino" else {}
+    return {"hardware": hardware(), **how, "torch": torch.__version__, **more, "offramp": __version__}
 
 
-def known(folder: Path, where: Mapping[str, Any]) -> Prices | None:
+def known(model: Predictor, folder: Path) -> Prices | None:
     """Prices that were measured here before."""
     if not (folder / FILE).is_file():
         return None
-    there = read_json(folder / FILE)
+    there, where = read_json(folder / FILE), place(model)
     fitting = [one for one in there if one["place"] == where and set(one["ms"]) == set(NAMES)]
     return Prices(**fitting[0]) if fitting else None
 
@@ -192,8 +194,11 @@ def keep(folder: Path, prices: Prices) -> None:
 
 def prices_of(model: Predictor, folder: Path, texts: Sequence[Row]) -> Prices:
     """Prices measured here before, else now."""
-    found = known(folder, place(model))
-    if found is None:
-        found = measure(model, texts)
-        keep(folder, found)
+    return known(model, folder) or renewed(model, folder, texts)
+
+
+def renewed(model: Predictor, folder: Path, texts: Sequence[Row]) -> Prices:
+    """Prices measured now, in the place of those that were."""
+    found = measure(model, texts)
+    keep(folder, found)
     return found

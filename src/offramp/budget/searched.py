@@ -46,6 +46,7 @@ SAVE_SECONDS = 5.0
 REPORTED = 40  # configurations of the front that are scored on the other rows
 Row = Mapping[str, Any]
 Say = Callable[[News], None]
+Scoring = Callable[[int, int], None]  # configurations scored, of how many
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,16 @@ class Wish:
     resume: bool = False
 
 
-def search_run(run: str, rows: Sequence[Row], source: str, wish: Wish, say: Say = lambda _: None) -> Points:
+def search_run(
+    run: str,
+    rows: Sequence[Row],
+    source: str,
+    wish: Wish,
+    say: Say = lambda _: None,
+    scoring: Scoring = lambda done, total: None,
+) -> Points:
     """Search a run's lengths (and exits) and write its points.json; earlier guarantees go with the old points."""
-    predictor = Predictor.load(run)
+    predictor = Predictor(folders.load(run))  # its old points may be damaged, or another model's
     method, task = predictor.model.method, predictor.task
     space_of(method)
     task.check(rows, source)
@@ -69,13 +77,13 @@ def search_run(run: str, rows: Sequence[Row], source: str, wish: Wish, say: Say 
     mark, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, None)
     some, others = parted(len(rows), wish.rows)
-    finding, scoring = (_subject(predictor, [rows[i] for i in part]) for part in (some, others))
     file = _File(Path(run), {"rows": mark, "search_rows": len(some), **_breeding(wish.plan)})
-    known = file.known() if wish.resume else []
+    known = file.known(wish.resume)
+    finding, judging = (_subject(predictor, [rows[i] for i in part]) for part in (some, others))
     found = file.kept(lambda heard: search(finding, wish.plan, known, heard), say)
     about = {"name": "/".join(Path(source).parts[-2:]), "rows": len(others), "fingerprint": mark}
     about |= {"search_rows": len(some), "tried": len(found)}
-    points = Points(task.metric, task.higher_is_better, about, scored(scoring, found))
+    points = Points(task.metric, task.higher_is_better, about, scored(judging, found, scoring))
     operating.save(Path(run), points)
     if recipe:
         write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
@@ -95,7 +103,7 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
     return Subject(predictor.network, predictor.model.method, Data(rows, predictor.prepare(rows)))
 
 
-def scored(subject: Subject, found: Sequence[Found]) -> tuple[Point, ...]:
+def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[Point, ...]:
     """The front of what was found, scored on other rows; what does not hold there leaves it."""
     higher = subject.network.task.higher_is_better
     best = front(found, higher)
@@ -103,9 +111,12 @@ def scored(subject: Subject, found: Sequence[Found]) -> tuple[Point, ...]:
     chosen: dict[Gene, list[Point]] = {}
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
-    full = subject.predictions(subject.run({}, None))
-    fresh = [point for gene, points in chosen.items() for point in _again(subject, gene, points, full)]
+    scoring(0, len(chosen))
+    full, fresh = subject.predictions(subject.run({}, None)), list[Point]()
     loosest = pointer(subject, None, full)({})
+    for done, (gene, points) in enumerate(chosen.items(), start=1):
+        fresh += _again(subject, gene, points, full)
+        scoring(done, len(chosen))
     return (*dependable(pareto(fresh, loosest, higher)[:-1], higher), loosest)
 
 
@@ -131,21 +142,29 @@ class _File:
     def __init__(self, run: Path, identity: Mapping[str, Any]) -> None:
         self.path, self.identity = run / FILE, {"model": operating.mark(run), **identity}
 
-    def known(self) -> list[Found]:
-        """What an interrupted search of this model on these rows tried; nothing if there was none."""
+    def known(self, resume: bool) -> list[Found]:
+        """What an interrupted search of this model on these rows tried, to go on with; nothing to start a new one. That
+        replaces another search, but the same one not unasked."""
         if not self.path.is_file():
             return []
-        content = read_json(self.path)
+        try:
+            content = dict(read_json(self.path))
+            found = from_json(content["found"])
+        except (OfframpError, KeyError, TypeError, ValueError) as error:
+            if not resume:
+                return []
+            fix = "leave --resume out, or remove the file, to start a new one"
+            raise OfframpError("to go on with a search", f"a damaged {self.path}", fix) from error
         odd = [name for name, value in self.identity.items() if content.get(name) != value]
-        if odd:
+        if odd and resume:
             told = {"model": "another model", "rows": "other rows", "search_rows": "another number of search rows"}
             given = f"{self.path}, a search of {' and '.join(told.get(name, f'other {name}') for name in odd)}"
             raise OfframpError("to go on with a search", given, "leave --resume out to start a new one")
-        try:
-            return from_json(content["found"])
-        except (KeyError, TypeError) as error:
-            fix = "leave --resume out to start a new one"
-            raise OfframpError("to go on with a search", f"a damaged {self.path}", fix) from error
+        if not odd and not resume:
+            given = f"{self.path}, which holds this very search: {len(found)} configurations tried"
+            fix = f"give --resume to go on, or remove {FILE} to start over"
+            raise OfframpError("to start a search", given, fix)
+        return found if resume else []
 
     def kept(self, work: Callable[[Say], list[Found]], say: Say) -> list[Found]:
         """The search, its state written every few seconds and whenever it stops."""

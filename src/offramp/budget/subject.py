@@ -79,9 +79,10 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
     """Settings worth trying, tightest first, the loosest left out."""
     space = method.space
     if isinstance(space, Threshold | Integer) and space.grid:
-        return [{space.name: value} for value in space.grid]
+        also = space.also(network) if isinstance(space, Threshold) and space.also else []
+        return [*({space.name: value} for value in space.grid), *also]
     if isinstance(space, Integer):
-        most = len(network.ramps) if space.replay else network.depth - 1
+        most = space.most(network) if space.most else len(network.ramps) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]
     if isinstance(space, Lengths):
         return [{space.name: shares} for shares in ladder(network, recording.packed.lengths, RERUNS - 1)]

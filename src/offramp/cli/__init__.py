@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> Any:
             if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
                 raise
             typer.echo("\nstopped; nothing that was complete is lost. Training goes on by the same command,", err=True)
-            typer.echo("a search with --resume.", err=True)
+            typer.echo("a search or a comparison with --resume.", err=True)
             raise SystemExit(INTERRUPTED) from None
 
 

@@ -35,7 +35,7 @@ def command(
     given = read(data, columns=pairs(column, "--column"), limit=limit)
     plan = Plan(iterations, mutations, crossovers, seed)
     with SearchConsole(plan) as live:
-        points = search_run(run, given, data, Wish(plan, rows, resume), live.say)
+        points = search_run(run, given, data, Wish(plan, rows, resume), live.say, live.scoring)
     about = points.data
     told = f"{about['tried']} configurations tried on {about['search_rows']} rows; scored below on the others"
     console.say_plainly(told)

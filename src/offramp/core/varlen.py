@@ -1,6 +1,7 @@
 """Variable-length attention by torch's own kernel, on CUDA devices in half precision: no rectangles at all.
 
-Untested here: written against `torch.nn.attention.varlen` of torch 2.13, which has no kernel for CPUs.
+Untested on a real GPU: written against `torch.nn.attention.varlen` of torch 2.13, which has no kernel for CPUs; tests
+put another one in its place.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """One method, one file; the folder is the list.
 
 A method file exports `Settings`, `Options`, `SPACE`, `HF_EQUAL`, `NEEDS`, `modules`, `Policy` and `stages`, and may
-export `prepare(network, options)`, which is called once a trained model is loaded; this module loads it under one typed
-name, so that nothing else has to know any method. A file that also serves encoder–decoders says `DECODES = True`. A
-method that lets rows leave may export `objective(options)`, by which its exits learn; a method that drops tokens lets
-its `stages` take one. Any such two are a method as well, `length+depth`: tokens leave and rows leave.
+export `prepare(network, options)`, which is called once a trained model is loaded, and `about(network)`, numbers of
+each layer that people want to see; this module loads it under one typed name, so that nothing else has to know any
+method. A file that also serves encoder–decoders says `DECODES = True`. A method that lets rows leave may export
+`objective(options)`, by which its exits learn; a method that drops tokens lets its `stages` take one. Any such two are
+a method as well, `length+depth`: tokens leave and rows leave.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Method:
     objective: Callable[[Any], Objective] | None = None  # from options: how the exits of a depth method learn
     drops: bool = False  # a length method, whose stages take such an objective
     pair: Pair | None = None
+    about: Callable[[Network], dict[str, list[int]]] = lambda network: {}  # numbers of each layer, for people
     decodes: bool = False  # serves tasks whose answers are said word by word: `DECODES` in the file
 
     @property
@@ -108,6 +110,7 @@ def get(name: str) -> Method:
         vars(file).get("prepare", Method.prepare),
         vars(file).get("objective"),
         "objective" in signature(file.stages).parameters,
+        about=vars(file).get("about", Method.about),
         decodes=bool(vars(file).get("DECODES", False)),
     )
 
@@ -167,6 +170,7 @@ def _pair(name: str) -> Method:
         f"{length.summary.removesuffix('.')}; with it {depth.summary}",
         prepare,
         pair=Pair(length, depth, settings),
+        about=lambda network: {**length.about(network), **depth.about(network)},
     )
 
 

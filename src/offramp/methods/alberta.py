@@ -10,8 +10,9 @@ Modifications from the paper: `x + p·(half(x) − x)` replaces `x + p·f(LN(x))
 post-norm ones, so any pretrained model serves; the predictor starts at full depth; it reads mean and maximum over
 tokens (`pool=first` is the paper's) after a norm. One vector over all later layers, not one a hidden group.
 Extensions, off by default: `penalty` on the expected share of layers (the paper has none, so nothing but γ asks for
-less); `cut=true` also cuts rows in training at depths drawn from their own distribution, so that short stacks are no
-news at run time; `head` gives each earlier depth an off-ramp of its own where the model's head reads one token.
+less), which grows from step to step, from nothing to its full weight at the end of training; `cut=true` also cuts rows
+in training at depths drawn from their own distribution, so that short stacks are no news at run time; `head` gives each
+earlier depth an off-ramp of its own where the model's head reads one token.
 Relations: the exits of BERxiT planned in one look; PALBERT's Q-exit with q = 1 − γ. `gamma=0` is "no early exit",
 `revpc=false` the raw softmax; positions are left out in the configuration of the `alberta` backbone.
 """
@@ -173,10 +174,10 @@ class Gated(Joint):
     """Everything learns together through the gates. A growing penalty asks for its last epoch."""
 
     penalty: float = 0.0
-    weight: float = 0.0  # of the penalty in this epoch
+    weight: float = 0.0  # of the penalty at this step
 
-    def at(self, epoch: int, epochs: int, step: int) -> None:
-        self.weight = self.penalty * (epoch / (epochs - 1) if epochs > 1 else 1.0)
+    def reached(self, share: float) -> None:
+        self.weight = self.penalty * share
 
     def policy(self) -> policy.Policy:
         return Policy(self.network, Settings())
@@ -218,7 +219,8 @@ def _runs(needs: Tensor, options: Options) -> Tensor:
     if options.explore == 0.0:
         return own
     many = needs.shape[1]
-    any_ = torch.arange(many) < torch.randint(many + 1, (len(needs), 1))
+    fewest = int(options.revpc)  # with RevPC the first gated layer is always needed: no row ends before it
+    any_ = torch.arange(many) < torch.randint(fewest, many + 1, (len(needs), 1))
     return torch.where(torch.rand(len(needs), 1, device=needs.device) < options.explore, any_.to(needs.device), own)
 
 

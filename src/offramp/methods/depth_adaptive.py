@@ -11,15 +11,15 @@ baseline of Faster-DAT.
 Modifications from the paper: encoders too; the last exit is the model's own head, and in decoders all exits share it
 unless `tied=false`; α, never given there, is 1; a knob for every form: stop where the doubt that one should is below
 the threshold (1 − χ; for `multinomial` and `sequence` the probability of needing more layers, or with `argmax=true` the
-paper's most likely exit; for `threshold` 1 − the largest probability); 0.5 is the paper's setting of `geometric`; on
-encoders a unit of its own at every exit.
+paper's most likely exit, whatever the threshold; for `threshold` 1 − the largest probability); 0.5 is the paper's
+setting of `geometric`; on encoders a unit of its own at every exit.
 Relations: token_exit is the threshold form with windows; BERxiT's unit guesses how wrong an exit is, not where to stop.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
-SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID)
+SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID, also=lambda net: _published(net))
 HF_EQUAL = True
 NEEDS = ("wrongness",)
 DECODES = True
@@ -98,23 +98,24 @@ class EncoderPolicy(policy.Policy):
         if settings.argmax and self.units.form in ("geometric", "threshold"):
             given = f"argmax=true for form={self.units.form}, which decides layer by layer"
             raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
-        self.task, self.final, self.settings = network.task, network.encoder.final, settings
+        self.task, self.final, self.argmax = network.task, network.encoder.final, settings.argmax
+        self.limit = 0.5 if settings.argmax else settings.threshold  # the likeliest exit is doubted by 0, others by 1
 
     def leave(self, layer: int, s: State) -> Tensor | None:
-        if layer not in self.exits or self.settings.threshold == 0.0:
+        if layer not in self.exits or self.limit == 0.0:
             return None
         if not self.units.by_word:
-            return self._doubt(layer, s, None) < self.settings.threshold
+            return self._doubt(layer, s, None) < self.limit
         words, left = s.packed.tokens["scored"], s.packed.tokens.get("left")
         asked = words if left is None else words & (left < 0)
         sure = torch.ones_like(words)
-        sure[asked] = self._doubt(layer, s, asked) < self.settings.threshold
+        sure[asked] = self._doubt(layer, s, asked) < self.limit
         s.settle(whole_words(sure[words], s.packed))
         going = (s.packed.tokens["left"] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
 
     def why(self, layer: int, s: State) -> str:
-        limit = self.settings.threshold if layer in self.exits else 0.0
+        limit = self.limit if layer in self.exits else 0.0
         if limit == 0.0:
             return ""
         if self.units.by_word:
@@ -139,7 +140,7 @@ class EncoderPolicy(policy.Policy):
                 filler = plan.new_zeros(s.packed.total, plan.shape[1])
                 s.packed = s.packed.with_tokens(plan=filler.masked_scatter(asked[:, None], plan))
         plan = s.packed.rows["plan"] if asked is None else s.packed.tokens["plan"][asked]
-        if self.settings.argmax:
+        if self.argmax:
             return (plan.argmax(1) >= layer).float()
         return plan[:, layer:].sum(1)
 
@@ -184,6 +185,11 @@ class Adaptive(Stage):
             return mixed_rows_loss(net, seen, options.samples)
         each = aligned_losses(net, seen)
         return each @ each.new_tensor(exit_weights(net.depth, options.weights))
+
+
+def _published(network: Network) -> list[dict[str, Any]]:
+    """The paper's own rule, where there is a most likely exit."""
+    return [{"argmax": True}] if _units(network).form == "multinomial" else []
 
 
 def _units(network: Network) -> Halting:

@@ -8,8 +8,11 @@ word, and a head reads maximum and mean of all tokens. Training runs by the same
 Modifications from the paper: λn is added (Eq. 4 prints a minus, against its own text and Table 4); a row stops at its
 own deepest word, not at the batch's; depths of new text are looked up (`transductive=true` is the paper's form, a
 masked pass for every word of the text to be answered, counted in its cost); many well-spaced masks a pass; pieces share
-their word's depth, words never seen get the median of those seen, special tokens go with the row's deepest word;
-tagging (labels: the tags that occur in the row; no pooling) and numbers (labels: quarters of their range by rank) too.
+their word's depth, words never seen get the median of those seen, special tokens go with the row's deepest word (and
+so do, on spans, the words of the question); tagging (labels: the tags that occur in the row; no pooling) and numbers
+(labels: quarters of their range by rank) too. `deep=telling` turns the table of `mi` round: what tells most goes
+deepest. `least` is the smallest information told apart: words that tell next to nothing by accident make all bins wide,
+and a higher floor, such as 1e-7, sends more words deep, at the cost of MACs.
 Relations: token_exit decides on the way what this one plans; depth_adaptive is its halting-unit baseline.
 """
 
@@ -25,20 +28,20 @@ from torch import Tensor, nn
 
 from offramp import engines
 from offramp.core import policy
-from offramp.core.cost import Event
 from offramp.core.loop import State, run
 from offramp.errors import OfframpError
 from offramp.parts.artefact import kept
 from offramp.parts.batch import Batch, Data
 from offramp.parts.heads import Counted, MeanMax, SharedRamp
-from offramp.parts.masked import MaskedModel, Passes, estimate
+from offramp.parts.information import LEAST
+from offramp.parts.masked import MaskedModel, Passes, count, estimate
 from offramp.parts.network import Network
 from offramp.parts.plans import PENALTIES, Extent, GuessWords, by_information, by_reconstruction, some_of
 from offramp.parts.space import Integer
 from offramp.parts.stage import Backward, Stage
 from offramp.parts.words import WordDepths, Words, depths_at, spread_out, words_of
 
-SPACE = Integer("cap", loosest=0, replay=False)
+SPACE = Integer("cap", loosest=0, replay=False, most=lambda network: _deepest(network) - 1)
 HF_EQUAL = False
 NEEDS: tuple[str, ...] = ()
 
@@ -65,6 +68,7 @@ class Options:
     layers: int = 0  # the largest depth N; 0: all the layers there are
     deep: Literal["rare", "telling"] = "rare"  # mi: which words go deep: those that tell little (as published), or much
     smoothing: float = 0.1  # mi: added to every count
+    least: float = LEAST  # mi: what tells less counts as telling this much
     penalty: float = 0.1  # reconstruction: λ
     spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
     rows: int = 5000  # reconstruction: training rows the table is made from; 0: all
@@ -78,6 +82,7 @@ class Options:
         for name, fine, fix in (
             ("layers", self.layers >= 0, "1, 2, …, or 0 for all layers"),
             ("smoothing", self.smoothing > 0.0, "a number above 0, e.g. 0.1"),
+            ("least", 0.0 < self.least < 1.0, "a number above 0 and below 1, e.g. 1e-7"),
             ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
             ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
             ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
@@ -131,7 +136,7 @@ class Policy(policy.Policy):
         """How deep each word goes."""  # [words]
         if self.masked is None or not self.masked.stays:
             return self.table.look_up(words, self.penalty)
-        penalties, note = torch.tensor([self.penalty]), partial(_count, s, self.table.layers)
+        penalties, note = torch.tensor([self.penalty]), partial(count, s, self.table.layers)
         return estimate(self.masked, s.packed, Passes(self.table.layers, 0), penalties, note).squeeze(1).long()
 
     def enter(self, layer: int, s: State) -> Tensor | None:
@@ -156,14 +161,10 @@ def _masked(network: Network) -> MaskedModel | None:
     return network.added["masked"] if found else None  # type: ignore[return-value]  # a ModuleDict
 
 
-def _count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -> None:
-    """Writes what masked passes cost into the log."""
-    origin = s.packed.rows["origin"][rows]
-    s.log.append(Event("embed", 0, origin, lengths, lengths))
-    for layer in range(1, layers + 1):
-        s.log.append(Event("attend", layer, origin, lengths, lengths))
-        s.log.append(Event("feed", layer, origin, lengths, lengths))
-        s.log.append(Event("extra", layer, origin, asked, asked))
+def _deepest(network: Network) -> int:
+    """The largest depth that any word has."""
+    table, masked = _table(network), _masked(network)
+    return table.layers if masked is not None and masked.stays else table.deepest
 
 
 @dataclass
@@ -191,7 +192,7 @@ class Planned(Stage):
         made = kept(folder / "depths.safetensors", lambda: self._plan(data))
         _table(self.network).fill({name: tensor.to(self.network.device) for name, tensor in made.items()})
         if self.options.transductive:
-            depths = depths_at(made["own"], torch.tensor(PENALTIES), self.options.penalty)
+            depths = depths_at(made["own"], made["penalties"], self.options.penalty)
             self.own = depths.split(made["words"].tolist())
         masked = _masked(self.network)
         if masked is not None and not self.options.transductive:
@@ -202,10 +203,10 @@ class Planned(Stage):
         options, layers, masked = self.options, _table(self.network).layers, _masked(self.network)
         extent = Extent(layers, options.least_count, options.unseen)
         if masked is None:
-            return by_information(self.network.task, data, extent, options.smoothing, options.deep == "telling")
-        if options.transductive:
-            return by_reconstruction(self.network, masked, data, extent, spacing=0)
-        return by_reconstruction(self.network, masked, some_of(data, options.rows), extent, options.spacing)
+            telling = options.deep == "telling"
+            return by_information(self.network.task, data, extent, options.smoothing, telling, options.least)
+        rows, spacing = (0, 0) if options.transductive else (options.rows, options.spacing)
+        return by_reconstruction(self.network, masked, some_of(data, rows), extent, spacing, options.penalty)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         net, layers = self.network, _table(self.network).layers

@@ -61,10 +61,10 @@ class Options:
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
-        if self.penalty < 0.0 or not 0.0 < self.soft_lr < 1.0:
+        if not (0.0 <= self.penalty < float("inf") and 0.0 < self.soft_lr < 1.0):
             given = f"penalty={self.penalty}, soft_lr={self.soft_lr}"
             raise OfframpError("a penalty and a learning rate", given, "use e.g. penalty=0.001, soft_lr=0.005")
-        if any(n < 1 or n != int(n) for n in self.counts) or list(self.counts) != sorted(self.counts, reverse=True):
+        if any(not n >= 1 or n % 1 != 0 for n in self.counts) or list(self.counts) != sorted(self.counts, reverse=True):
             given = ",".join(f"{n:g}" for n in self.counts)
             fix = "give whole numbers of 1 or more, none above the one before, e.g. 60,40,20"
             raise OfframpError("counts of tokens that fall with depth", given, fix)
@@ -94,7 +94,7 @@ class Retention(nn.Module):
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """Rank weights and counts."""
-    check_depth("counts", options.counts, network.depth)
+    check_depth("counts", options.counts, network.depth, "leave counts out: training finds them")
     return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
 
 
@@ -102,6 +102,11 @@ def _retention(network: Network) -> Retention:
     found = network.added["retention"]
     assert isinstance(found, Retention)
     return found
+
+
+def about(network: Network) -> dict[str, list[int]]:
+    """How many tokens each layer keeps."""
+    return {"counts": _retention(network).counts.tolist()}
 
 
 class Policy(policy.Policy):

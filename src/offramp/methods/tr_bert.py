@@ -10,7 +10,8 @@ Modifications from the paper's code: rows of a batch keep their own tokens (the 
 all of them); the threshold is a knob, 0 lets everybody stay, 0.5 is as trained. Policy gradients end at 0 or 1 (on TREC
 thresholds from 0.99 down to 1e-7 all kept 0.47 to 0.49 of the MACs), but what a selector says still ranks tokens, so
 probabilities are taken at a high temperature. Other tasks than the paper's work: a token that left keeps its last
-state. The last stage keeps the fastest epoch that loses at most `slack` on dev rows.
+state. The last stage keeps the fastest epoch that loses at most `slack` on dev rows. Alone, selectors learn faster than
+the rest by default (`select_lr`; published: one rate for everything), because runs here are short.
 Relations: AdapLeR learns the same from saliency without sampling, and cuts before every layer.
 """
 
@@ -77,6 +78,9 @@ class Options:
         if not (self.alpha >= 0.0 and self.alpha_both >= 0.0 and 0.0 <= self.guide <= 1.0):
             given = f"alpha={self.alpha}, alpha_both={self.alpha_both}, guide={self.guide}"
             raise OfframpError("options of tr_bert", given, "use costs of 0 or more, and a share from 0 to 1")
+        if not (self.slack >= 0.0 and 0.0 < self.select_lr < 1.0):
+            given = f"slack={self.slack}, select_lr={self.select_lr}"
+            raise OfframpError("a loss and a learning rate", given, "use e.g. slack=0.01, select_lr=0.002")
 
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:

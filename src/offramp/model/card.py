@@ -27,6 +27,13 @@ def _chosen(points: Points) -> str:
     return "no setting is promised more than dearer ones reached, so that the table holds on new rows too, on average."
 
 
+def _layers(model: Loaded) -> str:
+    """What a method tells of its layers, if it does."""
+    told = model.method.about(model.network)
+    listed = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in told.items())
+    return f"\nLayer by layer: {listed}.\n" if told else ""
+
+
 def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
     """A model card with the table of operating points."""
     task = model.network.task
@@ -56,7 +63,7 @@ model.predict([{_example(task.input_columns)}], budget=0.5)  # share of the full
 ```
 
 Plain `transformers` opens the same folder and gets {"the full model" if model.method.hf_equal else "the backbone"}.
-
+{_layers(model)}
 ## Operating points
 
 Measured on {points.data["rows"]} rows of {_public(points.data["name"])};

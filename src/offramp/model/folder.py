@@ -171,11 +171,8 @@ def describe(model: Loaded) -> dict[str, Any]:
         "task": {"name": task.name, **task.to_json()},
         "max_length": model.max_length,
         "base_model": model.base_model,
-        "versions": {
-            "offramp": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "layers": model.method.about(model.network),
+        "versions": {"offramp": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 

@@ -163,6 +163,11 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * {"s": 1.0, "ms": 1e-3}.get(match[2], 1e-6)
 
 
+def cores(threads: int | None) -> str:
+    """A number of threads in words."""
+    return "all cores" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
+
+
 def pareto(points: Sequence[Point], loosest: Point, higher_is_better: bool) -> tuple[Point, ...]:
     """The points that no other beats on both cost and score, cheapest first, the loosest always last."""
     sign = 1.0 if higher_is_better else -1.0

@@ -97,6 +97,9 @@ class Predictor:
         found, here = points.within(seconds, self.engine_name, self.how.precision), hardware()
         if found.hardware != here:
             warnings.warn(f"{found.milliseconds:g}ms were measured on {found.hardware}; this is {here}", stacklevel=3)
+        elif found.threads != self.how.threads:
+            then, now = (operating.cores(threads) for threads in (found.threads, self.how.threads))
+            warnings.warn(f"{found.milliseconds:g}ms were measured on {then}; this runs on {now}", stacklevel=3)
         return found.settings
 
     def predict(

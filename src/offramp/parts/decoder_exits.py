@@ -61,7 +61,7 @@ class DecoderSettings:
     """Stop where the doubt that one should is below the threshold; 0 never stops early."""
 
     threshold: float = 0.0
-    argmax: bool = False  # multinomial, sequence: stop at the likeliest exit (encoders: if the threshold is above 0)
+    argmax: bool = False  # multinomial, sequence: stop at the likeliest exit, whatever the threshold
     thresholds: tuple[float, ...] = ()  # decoders: one for every block but the last, in place of the one
     depth: int = 0  # decoders: every word leaves after this block, whatever anybody says; 0: they decide
     beams: int = 0  # decoders: hypotheses; 0: as many as the model's generation configuration says

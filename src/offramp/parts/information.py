@@ -47,11 +47,9 @@ def labels_of(task: Task, data: Data) -> Floats:
     row_of = [data.rows[e.example] for e in data.encoded]
     spans = task.kind == "token" and "words" not in task.provides
     if spans or not data.labelled:
-        raise OfframpError(
-            "mutual information of words and labels",
-            f"rows of the task {task.name!r}" + (", which have no classes" if spans else " without labels"),
-            "say --set estimation=reconstruction, which needs no labels",
-        )
+        given = f"rows of the task {task.name!r}" + (", which have no classes" if spans else " without labels")
+        fix = "say --set estimation=reconstruction" if spans else f"add the column {task.target!r} to the rows"
+        raise OfframpError("mutual information of words and labels", given, fix)
     made = [task.inputs_and_targets(e, row, None)[1] for e, row in zip(data.encoded, row_of, strict=True)]
     targets = task.stack_targets(made)
     if targets.is_floating_point():
@@ -85,8 +83,9 @@ def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: fl
     return np.asarray((joint * np.log(joint / apart)).sum((0, 2)))
 
 
-def depths_by_information(information: Floats, layers: int) -> NDArray[np.int64]:
-    """−log of it cut into as many bins of equal width as there are layers: what tells most goes least deep."""
-    scale = -np.log(np.maximum(information, LEAST))
+def depths_by_information(information: Floats, layers: int, least: float = LEAST) -> NDArray[np.int64]:
+    """−log of it cut into as many bins of equal width as there are layers: what tells most goes least deep. What tells
+    less than `least` counts as that much: a single word that tells next to nothing would make all bins wide."""
+    scale = -np.log(np.maximum(information, least))
     edges = np.linspace(scale.min(), scale.max(), layers + 1)[1:-1]
     return np.digitize(scale, edges, right=True) + 1  # an edge belongs to the shallower bin

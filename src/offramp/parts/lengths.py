@@ -63,11 +63,11 @@ def check_falling(name: str, values: Sequence[float]) -> None:
             raise OfframpError(f"{name} that fall with depth", given, fix)
 
 
-def check_depth(name: str, values: Sequence[float], depth: int) -> None:
-    """Refuse lengths for another number of layers."""
+def check_depth(name: str, values: Sequence[float], depth: int, otherwise: str) -> None:
+    """Refuse lengths for another number of layers; `otherwise` is how to do without saying them."""
     if values and len(values) != depth:
         given = f"{len(values)}: {_listed(values)}"
-        fix = "give one value for each layer, or find them with `offramp search`"
+        fix = f"give one value for each layer, or {otherwise}"
         raise OfframpError(f"{name} for each of {depth} layers", given, fix)
 
 
@@ -89,7 +89,7 @@ class LengthPolicy(policy.Policy):
     """Tokens that received the most attention go on; on row tasks the first token is never dropped."""
 
     def __init__(self, network: Network, settings: LengthSettings) -> None:
-        check_depth("lengths", settings.lengths, network.depth)
+        check_depth("lengths", settings.lengths, network.depth, "find them with `offramp search`")
         self.shares, self.first = (1.0, *settings.lengths), not network.per_token
 
     def wants_scores(self, layer: int) -> bool:

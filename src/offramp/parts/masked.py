@@ -8,8 +8,10 @@ at a time, a pass for every word, as the paper does.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 
 from offramp import backbones
 from offramp.backbones import Encoder, Head
+from offramp.core.cost import Event
+from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.parts.oracles import best_exit
@@ -30,6 +34,7 @@ from offramp.parts.words import Words, words_of
 AUTO = "AutoModelForMaskedLM"
 SHARE = 0.15  # of the words are hidden in training
 TOKENS = 4096  # computed at once when depths are estimated
+ASKED = "a masked language model of the backbone"
 WAY_OUT = "say --set estimation=mi, or start from a checkpoint that can guess masked words"
 Note = Callable[[Tensor, Tensor, Tensor], None]  # rows, their lengths, how many of their tokens were asked for
 
@@ -48,21 +53,14 @@ class MaskedModel(nn.Module):
         self.register_state_dict_post_hook(_once)
 
     def load(self, source: str | None) -> None:
-        """The checkpoint's masked model, its own head or a fresh one tied to the embeddings, and its mask token."""
-        safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
-        asked = "a masked language model of the backbone"
+        """The checkpoint's masked model, its own head or a fresh one tied to the embeddings, and its mask token. A run
+        folder has lost that head: what the run started from comes first, if it is still there."""
         if not source:
-            raise OfframpError(asked, "a model that was not read from a checkpoint", WAY_OUT)
-        try:
-            with quiet():
-                auto, words = transformers.AutoModelForMaskedLM, transformers.AutoTokenizer
-                model, report = auto.from_pretrained(source, output_loading_info=True, **safe)
-                mask = words.from_pretrained(source, trust_remote_code=False).mask_token_id
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise OfframpError(asked, f"{source!r}: {str(error).strip().splitlines()[0]}", WAY_OUT) from error
-        if mask is None:
-            raise OfframpError(asked, f"{source!r}, whose tokenizer has no mask token", WAY_OUT)
-        self.made_head = bool(report["missing_keys"])
+            raise OfframpError(ASKED, "a model that was not read from a checkpoint", WAY_OUT)
+        base = _started_from(source)
+        found = None if base is None else _read_alike(base, self.config)
+        model, self.made_head, mask = found or _read(source)
+        source = source if base is None or found is None else base
         if self.made_head:
             warnings.warn(f"{source} has no masked-language head: one tied to its embeddings is added", stacklevel=3)
         self.model, self.mask_id = model, torch.tensor(mask)
@@ -102,6 +100,41 @@ def _once(module: nn.Module, state: MutableMapping[str, Any], prefix: str, _: An
             del state[name]
         else:
             seen.add(state[name].data_ptr())
+
+
+def _started_from(source: str) -> str | None:
+    """The pretrained model of a run folder; of anything else nothing."""
+    try:
+        base = json.loads((Path(source) / "offramp.json").read_text(encoding="utf-8"))["base_model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return base if isinstance(base, str) and base else None
+
+
+def _read_alike(source: str, config: Any) -> tuple[Any, bool, int] | None:
+    """What a run started from; nothing if it is gone, or another model goes by its name now."""
+    try:
+        found = _read(source)
+    except OfframpError:
+        return None
+    same = ("model_type", "vocab_size", "hidden_size")
+    fits = all(getattr(found[0].config, name, None) == getattr(config, name, None) for name in same)
+    return found if fits else None
+
+
+def _read(source: str) -> tuple[Any, bool, int]:
+    """A masked model, whether its head had to be made, and its mask token."""
+    safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    try:
+        with quiet():
+            auto, words = transformers.AutoModelForMaskedLM, transformers.AutoTokenizer
+            model, report = auto.from_pretrained(source, output_loading_info=True, **safe)
+            mask = words.from_pretrained(source, trust_remote_code=False).mask_token_id
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise OfframpError(ASKED, f"{source!r}: {str(error).strip().splitlines()[0]}", WAY_OUT) from error
+    if mask is None:
+        raise OfframpError(ASKED, f"{source!r}, whose tokenizer has no mask token", WAY_OUT)
+    return model, bool(report["missing_keys"]), mask
 
 
 def layer_losses(model: MaskedModel, packed: Packed, hidden: Tensor, targets: Tensor, layers: int) -> Tensor:
@@ -162,6 +195,16 @@ def estimate(model: MaskedModel, packed: Packed, passes: Passes, penalties: Tens
             asked = torch.bincount(mine.row[chosen], weights=mine.size[chosen].double(), minlength=some.count)
             note(row[chunk], some.lengths, asked.cpu())
     return made
+
+
+def count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -> None:
+    """Writes what masked passes cost into the log."""
+    origin = s.packed.rows["origin"][rows]
+    s.log.append(Event("embed", 0, origin, lengths, lengths))
+    for layer in range(1, layers + 1):
+        s.log.append(Event("attend", layer, origin, lengths, lengths))
+        s.log.append(Event("feed", layer, origin, lengths, lengths))
+        s.log.append(Event("extra", layer, origin, asked, asked))
 
 
 def _word_losses(model: MaskedModel, some: Packed, words: Words, chosen: Tensor, layers: int) -> Tensor:

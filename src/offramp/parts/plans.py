@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.parts.batch import Batch, Data
-from offramp.parts.information import depths_by_information, labels_of, mutual_information, seen
+from offramp.parts.information import LEAST, depths_by_information, labels_of, mutual_information, seen
 from offramp.parts.masked import MaskedModel, Passes, estimate, training_loss
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Groups, Stage
@@ -29,23 +29,23 @@ class Extent(NamedTuple):
 
 
 def by_information(
-    task: Task, data: Data, extent: Extent, smoothing: float, telling_deep: bool = False
+    task: Task, data: Data, extent: Extent, smoothing: float, telling_deep: bool = False, least: float = LEAST
 ) -> dict[str, Tensor]:
     """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes, or the other way round."""
     found = seen(task, data, extent.least_count)
     told = mutual_information(found.vocabulary.which, found.words.row, labels_of(task, data), smoothing)
-    depths = torch.from_numpy(depths_by_information(told, extent.layers)).float()[:, None]
+    depths = torch.from_numpy(depths_by_information(told, extent.layers, least)).float()[:, None]
     depths = extent.layers + 1 - depths if telling_deep else depths
     return table(found.packed.tokens["id"], found.vocabulary, depths, torch.zeros(1), extent.unseen)
 
 
 def by_reconstruction(
-    network: Network, masked: MaskedModel, data: Data, extent: Extent, spacing: int
+    network: Network, masked: MaskedModel, data: Data, extent: Extent, spacing: int, penalty: float
 ) -> dict[str, Tensor]:
-    """The table of `WordDepths`: the layers it takes to guess a word. Besides, the depths of every single word in
-    `own` and how many each row has in `words`."""
+    """The table of `WordDepths`: the layers it takes to guess a word, exact at `penalty`. Besides, the depths of every
+    single word in `own` and how many each row has in `words`."""
     network.eval()
-    found, penalties = seen(network.task, data, extent.least_count), torch.tensor(PENALTIES)
+    found, penalties = seen(network.task, data, extent.least_count), torch.tensor(sorted({*PENALTIES, penalty}))
     own = estimate(masked, found.packed.to(network.device), Passes(extent.layers, spacing), penalties).cpu()
     depths = mean_by_word(found.vocabulary, own)
     made = table(found.packed.tokens["id"], found.vocabulary, depths, penalties, extent.unseen)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offramp.parts.network import Network
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Threshold:
     unit: str  # nats, hesitation, normalised, doubt …
     replay: bool = True  # settings never change later states, so one recording tells what each would do
     grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
+    also: Callable[[Network], list[dict[str, Any]]] | None = None  # settings to try besides the grid, of a network
     each: bool = True  # where settings replay: calibration may also give every off-ramp a threshold of its own
 
 
@@ -30,6 +36,7 @@ class Integer:
     loosest: int
     replay: bool = True
     grid: tuple[int, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
+    most: Callable[[Network], int] | None = None  # the largest value that still changes something, of a network
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,12 @@ class WordDepths(nn.Module):
             self._known[key] = (whole[:-1], whole[-1])
         return self._known[key]
 
+    @property
+    def deepest(self) -> int:
+        """The largest depth of any word at the usual λ."""
+        known, unseen = self.at(self.penalty)
+        return int(torch.cat((known, unseen[None])).max())
+
     def look_up(self, words: Words, penalty: float) -> Tensor:
         """The depth of each word of a batch."""  # [words]
         known, unseen = self.at(penalty)

@@ -8,8 +8,8 @@ and told apart. Every number is written with what it takes to repeat it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,13 +22,14 @@ from offramp.errors import OfframpError
 from offramp.model.folder import read_recipe
 from offramp.model.predictor import Predictor
 from offramp.study import benchfile
-from offramp.study.contenders import FULL, Contender, Field, Said, buy, line_up, open_alone
-from offramp.study.course import ORDERS, Course, Row, course
+from offramp.study.contenders import FULL, Contender, Everything, Field, Said, buy, dearest, line_up, open_alone
+from offramp.study.course import ORDERS, Course, Exits, Predictions, Row, course
 from offramp.study.fresh import fresh
 from offramp.study.peers import Batch, Ground
 from offramp.study.timing import ticks, turns
 
 Array = NDArray[np.float64]
+Disagreement = dict[str, float | None]  # answers and exits; None: there are none to compare
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,17 @@ class Measured:
     metrics: dict[str, float]
     share: float | None  # of the full model's MACs; None for peers, who spend all
     peak_mb: float | None
+    disagrees: Disagreement | None = None  # with the same in fp32; None: it is, or was not measured
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What somebody said in the first pass."""
+
+    metrics: dict[str, float]
+    share: float | None
+    answers: Predictions | None
+    exits: Exits | None  # None for peers
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,8 @@ def bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Where, 
     ground = Ground(run, model.task.auto_class, where.work, plan.threads)
     budgets = plan.budgets if FULL in plan.budgets else (FULL, *plan.budgets)
     field = Field(ground, [(budget, buy(model, budget)) for budget in budgets])
+    if isinstance(whole := dearest(model), Everything):
+        field.labels.insert(0, (whole.label, whole))
     entered = line_up(field, plan.engines, plan.against, plan.precisions)
     about = benchfile.header(model, lane, source, where.command, {**asdict(plan), "seed": _seed(run)})
     entries = benchfile.earlier(where.keep, about)
@@ -152,26 +166,45 @@ def measure(
     if plan.memory:
         watch.phase(f"batch {size}, rows {order}: memory", len(names))
         peaks = {name: _peak(field.ground, name, lane.heaviest(calls), watch) for name in names}
-    return {name: Measured(taken[name], *scored[name], peaks[name]) for name in names}
+    return {
+        name: Measured(taken[name], one.metrics, one.share, peaks[name], _disagrees(lane, name, scored))
+        for name, one in scored.items()
+    }
+
+
+def _disagrees(lane: Course, contender: Contender, scored: Mapping[Contender, Scored]) -> Disagreement | None:
+    """How often somebody in low precision answers or leaves otherwise than the same one in fp32."""
+    one, exact = scored[contender], scored.get(replace(contender, precision="fp32"))
+    if exact is None or contender.precision == "fp32":
+        return None
+    answers = exits = None
+    if one.answers is not None and exact.answers is not None:
+        answers = round(float(np.mean(lane.task.departures(one.answers, exact.answers))), 6)
+    if one.exits is not None and exact.exits is not None:
+        exits = round(lane.moved(one.exits, exact.exits), 6)
+    return {"answers": answers, "exits": exits}
 
 
 def _first_pass(
     field: Field, lane: Course, calls: Sequence[list[int]], watch: Watcher
-) -> Iterator[tuple[Contender, tuple[dict[str, float], float | None]]]:
-    """Everybody answers every batch once, off the clock: metrics, and the share of MACs of ours."""
+) -> Iterator[tuple[Contender, Scored]]:
+    """Everybody answers every batch once, off the clock: metrics, and of ours the share of MACs and the exits."""
     for contender in list(field.opened):
         notes: list[Any] = [None] * len(lane.data.encoded)
-        spent = 0.0
+        spent, exits = 0.0, np.zeros(len(notes))
         try:
             for call in calls:
                 said = field.opened[contender](lane.batch(call))
                 spent += 0.0 if said.macs is None else float(said.macs.sum())
+                exits[call] = 0.0 if said.exits is None else said.exits
                 for place, note in zip(call, lane.note(call, said.logits), strict=True):
                     notes[place] = note
         except Exception as error:  # a graph that converts may still not run
             field.drop(contender, error)
         else:
-            yield contender, (lane.score(notes), None if contender.peer else spent / lane.full_macs)
+            answers = lane.answers(notes)
+            share, left = (None, None) if contender.peer else (spent / lane.full_macs, exits)
+            yield contender, Scored(lane.score(notes, answers), share, answers, left)
         watch.tick()
 
 

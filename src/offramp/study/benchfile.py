@@ -13,7 +13,7 @@ from offramp import __version__
 from offramp.model.files import read_json, write_json
 from offramp.model.hardware import hardware
 from offramp.model.predictor import Predictor
-from offramp.study.contenders import FULL, Contender
+from offramp.study.contenders import FULL, Contender, Everything
 from offramp.study.course import Course
 from offramp.study.evaluate import model_name, place
 from offramp.study.fresh import HOW
@@ -30,9 +30,13 @@ METHOD = {
     "rows_per_second": "rows ÷ the sum over calls of the median over rounds; …_best: of the least over rounds",
     "p50_ms, p95_ms": "percentiles over calls (batches) of the median over rounds",
     "peak_mb": f"{HOW}; the two batches with most cells",
-    "realised_over_promised": "speed-up over our own full model in the same engine, precision, batch size and order, "
+    "realised_over_promised": "speed-up over our own full model (every layer, where the loosest setting already saves) "
+    "in the same engine, precision, batch size and order, "
     "times the share of MACs; mac_share counts what was really computed on these rows",
     "over_fastest_peer": "rows a second ÷ those of the fastest peer of equal precision, batch size and order",
+    "disagrees_with_fp32": "held against the same engine and settings in fp32 in this bench, row by row; answers: the "
+    "task's own departure, mean over rows (labels: the share of rows with another one; tags: of words; spans: 1 − F1; "
+    "values: the difference, at most 1); exits: the share of rows that left at another layer; null: nothing to compare",
 }
 
 
@@ -84,7 +88,8 @@ def entries(
         if contender.peer is not None:
             made.append({**base, "budget": None, **numbers, "mac_share": 1.0, "realised_over_promised": None})
             continue
-        full = found.get(Contender(contender.engine, contender.precision, None, dict(labels)[FULL]))
+        whole = dict(labels).get(Everything.label, dict(labels)[FULL])
+        full = found.get(Contender(contender.engine, contender.precision, None, whole))
         for label in (label for label, settings in labels if settings == contender.settings):
             paid = {"mac_share": round(one.share or 0.0, 6), **_realised(one, full)}
             made.append({**base, "budget": _number(label), **numbers, **paid})
@@ -92,6 +97,7 @@ def entries(
 
 
 def _times(one: Measured, rows: int) -> dict[str, Any]:
+    """What was measured of one contender by itself."""
     middle, best = np.median(one.seconds, axis=1), one.seconds.min(axis=1)
     return {
         "rows_per_second": round(rows / float(middle.sum()), 3),
@@ -100,6 +106,7 @@ def _times(one: Measured, rows: int) -> dict[str, Any]:
         "p95_ms": round(1000 * float(np.percentile(middle, 95)), 4),
         "peak_mb": None if one.peak_mb is None else round(one.peak_mb, 1),
         "metrics": one.metrics,
+        "disagrees_with_fp32": one.disagrees,
     }
 
 

@@ -23,6 +23,7 @@ COLOURS = ("#2f6db3", "#d1495b", "#2a9d6f", "#8a5fbf", "#c98a1b", "#444444", "#3
 MARKS = "osD^vP*X"
 COLUMNS = ("engine", "precision", "budget", "rows/s", "best", "p50 ms", "p95 ms", "MB", "metric", "share of\nMACs",
            "speed-up", "realised ÷\npromised", "× fastest\npeer")  # fmt: skip
+UNLIKE = ("answers\n≠ fp32", "exits\n≠ fp32")  # shown where somebody was measured in fp32 and in less
 
 
 class BenchConsole:
@@ -81,11 +82,12 @@ def show(made: Entry) -> None:
 def table(entries: Sequence[Entry], metric: str, title: str) -> Table:
     """One batch size in one order, fastest last."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in COLUMNS:
+    unlike = any(entry.get("disagrees_with_fp32") for entry in entries)
+    for name in COLUMNS + UNLIKE * unlike:
         shown = metric if name == "metric" else name
         made.add_column(shown, justify="left" if name in COLUMNS[:2] else "right", no_wrap=True)
     for entry in sorted(entries, key=lambda e: e["rows_per_second"]):
-        made.add_row(*cells(entry, metric))
+        made.add_row(*cells(entry, metric), *(_unlike(entry) if unlike else ()))
     return made
 
 
@@ -107,6 +109,12 @@ def cells(entry: Entry, metric: str) -> list[str]:
         _number(entry["realised_over_promised"], ".2f"),
         _number(entry["over_fastest_peer"] if ours else None, ".2f"),
     ]
+
+
+def _unlike(entry: Entry) -> list[str]:
+    """How often somebody departs from itself in fp32."""
+    found = entry.get("disagrees_with_fp32") or {}
+    return [_number(found.get(name), ".2%") for name in ("answers", "exits")]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -91,7 +91,7 @@ def points_table(points: Points) -> Table:
 def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_short, value))  # as --set takes it
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def summary(finished: Finished, run: str) -> None:
@@ -175,7 +175,8 @@ def show_run(run: str) -> None:
     spec = folders.about(run)
     base = model_name(spec["base_model"])
     out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {base}", markup=False)
-    for name in ("options", "task", "max_length", "versions"):
+    layers = ["layers"] if spec.get("layers") else []  # most methods have nothing to tell of them
+    for name in ("options", "task", "max_length", *layers, "versions"):
         out.print(f"  {name}: {spec[name]}", markup=False, highlight=False, soft_wrap=True)
     if (Path(run) / "points.json").is_file():
         points = operating.load(Path(run))

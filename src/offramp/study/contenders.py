@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from offramp import engines
+from offramp.core.policy import Policy
 from offramp.engines import Precision
 from offramp.errors import OfframpError
 from offramp.model.points import parse_latency
 from offramp.model.predictor import Predictor
+from offramp.model.runner import run_encoded
+from offramp.parts.space import Fixed
 from offramp.study import peers
 from offramp.study.peers import Batch, Ground, Logits, Variant
 
 FULL = "1.0"
 
 
+@dataclass(frozen=True)
+class Everything:
+    """Instead of settings: every token through every layer, where a method's loosest setting already saves."""
+
+    label: ClassVar[str] = "every layer"
+
+
 class Said(NamedTuple):
-    """What somebody answered to a batch; what it spent, if it is ours."""
+    """What somebody answered to a batch; what it spent and where rows left, if it is ours."""
 
     logits: Logits
     macs: NDArray[np.float64] | None = None
+    exits: NDArray[np.float64] | None = None
 
 
 Answer = Callable[[Batch], Said]
@@ -103,8 +114,11 @@ def ours(model: Predictor, settings: Any) -> Answer:
     """Our model at one setting, by the same path that `predict` takes."""
 
     def answer(batch: Batch) -> Said:
-        made = model.run(batch, settings, len(batch))
-        return Said(made.logits, made.macs)
+        if isinstance(settings, Everything):
+            made = run_encoded(model.network, model.engine, Policy(), batch, len(batch))
+        else:
+            made = model.run(batch, settings, len(batch))
+        return Said(made.logits, made.macs, made.exit_layer)
 
     return answer
 
@@ -120,6 +134,12 @@ def open_alone(ground: Ground, contender: Contender) -> Answer:
     if contender.peer is not None:
         return peer(ground, contender)
     return ours(predictor(ground, Variant(contender.engine, contender.precision)), contender.settings)
+
+
+def dearest(model: Predictor) -> Any:
+    """What savings are held against: the loosest setting, or everything where that is cheaper already."""
+    method = model.model.method
+    return method.settings() if method.hf_equal or isinstance(method.space, Fixed) else Everything()
 
 
 def buy(model: Predictor, budget: str) -> Any:

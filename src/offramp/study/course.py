@@ -19,6 +19,8 @@ from offramp.tasks import Task
 from offramp.text.tokenise import Encoded
 
 Row = Mapping[str, Any]
+Predictions = list[dict[str, Any]]
+Exits = NDArray[np.float64]  # [encoded rows]
 ORDERS = ("given", "sorted")
 
 
@@ -57,13 +59,22 @@ class Course:
         said, length = torch.from_numpy(np.array(logits)).float(), torch.tensor([len(target)])
         return [float(self.task.loss(said, target, length, "rows"))] * int((target >= 0).sum())
 
-    def score(self, notes: Sequence[Any]) -> dict[str, float]:
-        """Metrics of all answers, noted in the order of the encoded rows."""
-        if self.targets is None:
-            found = self.task.metrics(self.data.rows, self.task.predictions(self.data.rows, self.data.encoded, notes))
+    def answers(self, notes: Sequence[Any]) -> Predictions | None:
+        """Predictions for all rows, noted in the order of the encoded rows; None where only losses were noted."""
+        return self.task.predictions(self.data.rows, self.data.encoded, notes) if self.targets is None else None
+
+    def score(self, notes: Sequence[Any], answers: Predictions | None) -> dict[str, float]:
+        """Metrics of all answers."""
+        if answers is not None:
+            found = self.task.metrics(self.data.rows, answers)
         else:
             found = self.task.metrics_from_losses([loss for losses in notes for loss in losses])
         return {name: round(value, 6) for name, value in found.items()}
+
+    def moved(self, exits: Exits, usual: Exits) -> float:
+        """The share of rows that left at another layer; a row cut into windows, if any of them did."""
+        owner = np.array([row.example for row in self.data.encoded])
+        return len(np.unique(owner[exits != usual])) / len(self.data.rows)
 
 
 def check_task(model: Predictor) -> None:

@@ -31,7 +31,7 @@ class Fresh(NamedTuple):
 def fresh(work: Callable[..., Any], *given: Any, library: str = "") -> Fresh:
     """`work(*given)` in a fresh process; all of it must pickle. What goes wrong there is raised here.
 
-    `library` is imported beforehand, if there is one of that name.
+    `library` is imported beforehand, if there is one of that name; OpenVINO without its telemetry.
     """
     servers = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if servers else "spawn")
@@ -57,8 +57,9 @@ def fresh(work: Callable[..., Any], *given: Any, library: str = "") -> Fresh:
 
 
 def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...], library: str) -> None:
-    for name in PRELOAD + [library] * (importlib.util.find_spec(library or "-") is not None):
+    for name in PRELOAD:
         importlib.import_module(name)
+    _bring(library)
     before = resident("VmRSS")
     try:
         result, error = work(*given), None
@@ -67,6 +68,16 @@ def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...], l
     after = resident("VmHWM")
     pipe.send((error, result, None if before is None or after is None else after - before))
     pipe.close()
+
+
+def _bring(library: str) -> None:
+    """Import a library, if there is one of that name."""
+    if importlib.util.find_spec(library or "-") is None:
+        return
+    if library == "openvino":
+        importlib.import_module("offramp.engines._runtime").library()
+    else:
+        importlib.import_module(library)
 
 
 def _portable(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ from rich.table import Table
 from offramp import __version__
 from offramp.errors import OfframpError
 from offramp.model.predictor import Predictor
+from offramp.study.contenders import dearest, ours
 from offramp.study.evaluate import Origin, hardware, model_name
 from offramp.study.timing import interleaved
 from offramp.text.tokenise import Encoded
@@ -40,7 +41,7 @@ def by_length(
         groups.setdefault(edge, []).append(item)
     if not groups:
         raise OfframpError("rows to time", "none", "give --data with at least one row")
-    full = predictor.model.method.settings()
+    full = dearest(predictor)
     return {
         "method": predictor.model.method.name,
         "model": model_name(predictor.model.base_model),
@@ -65,8 +66,10 @@ def _group(predictor: Predictor, items: Sequence[Encoded], pair: tuple[Any, Any]
     size, alike = effort.batch_size, sorted(items, key=lambda item: len(item.ids))
     batches = [alike[start : start + size] for start in range(0, len(alike), size)]
 
+    ways = {"full": ours(predictor, pair[0]), "asked": ours(predictor, pair[1])}
+
     def answer(name: str, some: Sequence[Encoded]) -> None:
-        predictor.run(some, pair[name == "asked"], size)
+        ways[name](some)
 
     seconds = interleaved(answer, ["full", "asked"], batches, effort.rounds)
     outcome = predictor.run(alike, pair[1], size)

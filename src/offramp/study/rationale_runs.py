@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from offramp import __version__
+from offramp import __version__, methods
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model.files import read_json, replacing, write_json, write_text
@@ -50,15 +50,24 @@ class Study:
         return Path(self.out).joinpath(*(part.replace(" ", "-").strip("[]").replace("[", "") for part in parts))
 
 
+def check(study: Study) -> None:
+    """Refuse, before anything is written or trained, what AdapLeR could not be trained or watched with."""
+    method = methods.get("adapler")
+    methods.configure(method.options, study.options, method.name)
+    methods.configure(method.settings, {"scale": study.scale}, method.name)
+
+
 def claim(study: Study) -> dict[str, list[dict[str, Any]]]:
-    """The rows; a folder that holds another study is refused."""
+    """The rows; a folder that holds another study is refused. The scale is none of it: it changes no run."""
+    check(study)
     rows = {split: rows_in(study.data, split, study.limit) for split in ("train", "dev")}
     made = {**asdict(replace(study, out="", data="")), "rows": {s: fingerprint(s, own) for s, own in rows.items()}}
     made["schedule"].pop("save_seconds")
+    made.pop("scale")
     path = study.folder("study.json")
     if not path.is_file():
         write_json(path, made)
-    elif read_json(path) != made:
+    elif {name: value for name, value in read_json(path).items() if name != "scale"} != made:  # older ones have it
         fix = "choose another --out, or ask for the same again to go on"
         raise OfframpError(f"to write the study {study.out}", "a study of other rows or settings there", fix)
     return rows
@@ -87,8 +96,8 @@ def _texts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def compare(study: Study, train: Train) -> dict[str, Any]:
     """Agreement of predictors, attention and saliency with people, per layer (the paper's Figure 5)."""
     rows, path = claim(study), study.folder("agreement.json")
-    if path.is_file():
-        made: dict[str, Any] = read_json(path)
+    made: dict[str, Any] = read_json(path) if path.is_file() else {}
+    if made.get("scale") == study.scale:
         return made
     full = _trained(study, "full", _texts(rows["train"]), train)
     begun = {"method": "adapler", "init": str(study.folder("runs", "full")), "options": study.options}

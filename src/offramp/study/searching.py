@@ -43,6 +43,13 @@ class SearchConsole:
         elif news.left == 0:
             say_plainly(told)
 
+    def scoring(self, done: int, total: int) -> None:
+        """Called while configurations of the front are scored on the rows that were not searched on."""
+        if err.is_terminal:
+            self.live.update(Text(f"scoring on the other rows: {done} of {total} configurations"))
+        elif done == 0:
+            say_plainly(f"scoring {total} configurations on the other rows")
+
 
 def drawing(best: list[Point], tried: list[Point]) -> str:
     """Score over share of compute in letters: ● the front, · the rest."""

@@ -1,10 +1,14 @@
-"""OpenVINO over the whole padded graph with dynamic shapes: what our engine of that name must stand beside."""
+"""OpenVINO over the whole padded graph with dynamic shapes: what our engine of that name must stand beside.
+
+Imported as our engine imports it, without the module that sends: `convert_model` then has nothing to phone home with.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from offramp.errors import need
+from offramp.engines._runtime import library
+from offramp.errors import OfframpError, need
 from offramp.study.peers import Answer, Batch, Ground, Logits, Variant, _padded
 
 VARIANTS = (Variant("openvino-graph", "fp32"), Variant("openvino-graph", "bf16"))
@@ -14,8 +18,8 @@ HINTS = {"fp32": "f32", "bf16": "bf16"}
 def load(ground: Ground, variant: Variant) -> Answer:
     """The converted graph, compiled for this precision."""
     try:
-        import openvino
-    except ImportError as error:
+        openvino = library()
+    except OfframpError as error:
         raise need("openvino", "openvino") from error
     hints = {"INFERENCE_PRECISION_HINT": HINTS[variant.precision], "INFERENCE_NUM_THREADS": ground.threads}
     compiled, blank = openvino.Core().compile_model(str(_converted(ground)), "CPU", hints), _padded.fill(ground)
@@ -30,9 +34,7 @@ def load(ground: Ground, variant: Variant) -> Answer:
 
 
 def _converted(ground: Ground) -> Path:
-    import openvino
-
-    path = Path(ground.work) / "graph.xml"
+    openvino, path = library(), Path(ground.work) / "graph.xml"
     if not path.is_file():
         with _padded.hushed():
             graph = openvino.convert_model(_padded.plain(ground), example_input=_padded.example(_padded.fill(ground)))

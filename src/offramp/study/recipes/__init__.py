@@ -2,7 +2,8 @@
 
 A recipe says what `offramp train` would otherwise be told by flags; whatever is said on the command line wins. Numbers
 are those of the papers or their code, found for BERT-base and their data: a starting point elsewhere. `--epochs` counts
-each stage of a method; where a paper gives its stages different lengths, the recipe says so in a comment.
+each stage of a method; where a paper gives its stages different lengths, the recipe says so in a comment. TR-BERT's
+RACE has none, because there is no task of multiple choice.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def told(self, flags: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
-        """The recipe with what somebody said explicitly: fields by name, and the method's options."""
+        """The recipe with what somebody said explicitly: fields by name, and the method's options. A pair shares one
+        `head_lr`, and one paper's does not suit what the other method adds: its default stands unless it is said."""
         method = str(flags.get("method", self.method))
         if self.method not in method.split("+"):
             fix = "leave --method out, or choose a recipe of that method"
             raise OfframpError(f"the method {method!r}", f"a recipe of {self.method!r}", fix)
-        return replace(self, **flags, options={**self.options, **options})
+        own = {name: value for name, value in self.options.items() if "+" not in method or name != "head_lr"}
+        return replace(self, **flags, options={**own, **options})
 
 
 def names() -> list[str]:

@@ -1,0 +1,76 @@
+"""The torch engine in bfloat16: for CUDA devices, tried here on a CPU by building it by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from offramp import backbones, engines
+from offramp.core import varlen
+from offramp.core.attention import Plan, layout
+from offramp.engines import How
+from offramp.engines.torch import TorchEngine
+from offramp.errors import OfframpError
+from tests import tiny
+from tests.core.test_attention import places
+from tests.core.test_varlen import kernel
+
+LENGTHS = [3, 9, 1]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_low_precision_is_refused_on_a_cpu(precision: Any) -> None:
+    with pytest.raises(OfframpError, match=rf"precision {precision} on cpu(.|\n)*--engine openvino on a CPU"):
+        engines.make("torch", backbones.encoder(tiny.model("bert")), How(precision))
+
+
+def test_bfloat16_is_taken_on_a_cuda_device() -> None:
+    there = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    made = engines.make("torch", SimpleNamespace(layers=[there]), How("bf16"))  # type: ignore[arg-type]
+    assert isinstance(made, TorchEngine) and made.half
+    with pytest.raises(OfframpError, match="int8 on cuda"):
+        engines.make("torch", SimpleNamespace(layers=[there]), How("int8"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+def test_half_layers_in_bfloat16_are_near_and_come_back_in_float32(backbone: str) -> None:
+    encoder = backbones.encoder(tiny.model(backbone))
+    exact, half = TorchEngine(encoder), TorchEngine(encoder, half=True)
+    torch.manual_seed(0)
+    x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))
+    with torch.inference_mode():
+        for scores in (False, True):
+            pair = [engine.attend(1, x, x, where, scores) for engine in (exact, half)]
+            outs, seen = zip(*pair, strict=True)
+            near(*outs)
+            if scores:
+                near(seen[0].columns, seen[1].columns)
+                near(seen[0].diagonal, seen[1].diagonal)
+        near(exact.feed(1, x), half.feed(1, x))
+        near(exact.whole(range(1, 3), x, where), half.whole(range(1, 3), x, where))
+
+
+def near(exact: torch.Tensor, half: torch.Tensor) -> None:
+    assert half.dtype == torch.float32 and not torch.equal(exact, half)
+    assert torch.allclose(exact, half, atol=0.3)
+
+
+def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, asked = backbones.encoder(tiny.model("bert")), []
+    serves = varlen.serves
+
+    def as_if_cuda(query: torch.Tensor, plan: Plan) -> bool:
+        asked.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]
+        return asked[-1]
+
+    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
+    monkeypatch.setattr(varlen, "serves", as_if_cuda)
+    torch.manual_seed(0)
+    x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))
+    with torch.inference_mode():
+        exact, half = (TorchEngine(encoder, low).attend(1, x, x, where, False)[0] for low in (False, True))
+    assert asked == [False, True]
+    near(exact, half)
