@@ -29,7 +29,7 @@ def test_cells_are_those_of_real_runs(every_task: dict[str, Path], kind: str) ->
     predictor, rows, origin, cells = swept(every_task[kind], kind)
     wishes = {"full": {"budget": 1.0}, "max_loss": {}}
     assert [(c["chosen"]["by"], c["chosen"]["value"]) for c in cells] == [
-        ("full", None), ("max_loss", 0.005), ("max_loss", 0.01)]  # fmt: skip
+        ("full", None), ("max_loss", 0.005), ("max_loss", 0.01), ("max_loss", 0.02)]  # fmt: skip
     for cell in cells:
         chosen = cell["chosen"]
         asked = {"max_loss": chosen["value"]} if chosen["by"] == "max_loss" else wishes[chosen["by"]]
