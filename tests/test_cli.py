@@ -118,7 +118,7 @@ def test_eval_writes_a_curve(call: Call, trained: Path) -> None:
     said = call("eval", trained, "--data", data, "--curve", "--json", "curve.json")
     assert said.code == 0 and "max_loss 0.005" in said.out and "expected share" in said.out
     cells = json.loads(Path("curve.json").read_text())
-    assert [cell["chosen"]["by"] for cell in cells] == ["full", "max_loss", "max_loss"] and cells[0]["curve"]
+    assert [cell["chosen"]["by"] for cell in cells] == ["full", *["max_loss"] * 3] and cells[0]["curve"]
     refused = call("eval", trained, "--data", data, "--curve", "--budget", 0.5)
     assert refused.code == 2 and "--curve" in refused.err
 
