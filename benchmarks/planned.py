@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__, methods
-from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.model.files import write_json
 from offramp.model.folder import read_recipe
 from offramp.model.predictor import Predictor
-from offramp.model.runner import run_encoded
+from offramp.study.contenders import Everything, ours
 from offramp.study.evaluate import Origin, evaluate, hardware, model_name, place
 from offramp.study.timing import interleaved
 from offramp.text.read import read
@@ -112,16 +111,13 @@ def timed(
     encoded = [run.predictor.prepare(rows) for run in runs]
     order = sorted(range(len(encoded[0])), key=lambda i: len(encoded[0][i].ids))
     calls = [order[start : start + size] for start in range(0, len(order), size)]
-    first = runs[0].predictor
+    ways = {FULL: ours(runs[0].predictor, Everything())}
+    ways |= {name: ours(runs[name[1]].predictor, settings) for name, settings in made.items()}
 
     def answer(name: Name, call: Sequence[int]) -> None:
-        some = [encoded[max(0, name[1])][i] for i in call]
-        if name == FULL:
-            run_encoded(first.network, first.engine, Policy(), some, size)
-        else:
-            runs[name[1]].predictor.run(some, made[name], size)
+        ways[name]([encoded[max(0, name[1])][i] for i in call])
 
-    seconds = interleaved(answer, [FULL, *made], calls, rounds)
+    seconds = interleaved(answer, list(ways), calls, rounds)
     return {name: len(rows) / taken for name, taken in seconds.items()}
 
 

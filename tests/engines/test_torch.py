@@ -29,10 +29,10 @@ def test_low_precision_is_refused_on_a_cpu(precision: Any) -> None:
 
 def test_bfloat16_is_taken_on_a_cuda_device() -> None:
     there = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    made = engines.make("torch", SimpleNamespace(layers=[there]), How("bf16"))  # type: ignore[arg-type]
+    made = engines.make("torch", SimpleNamespace(layers=[there]), How("bf16"))  # type: ignore[arg-type]  # a device
     assert isinstance(made, TorchEngine) and made.half
     with pytest.raises(OfframpError, match="int8 on cuda"):
-        engines.make("torch", SimpleNamespace(layers=[there]), How("int8"))  # type: ignore[arg-type]
+        engines.make("torch", SimpleNamespace(layers=[there]), How("int8"))  # type: ignore[arg-type]  # a device
 
 
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
@@ -63,7 +63,7 @@ def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyP
     serves = varlen.serves
 
     def as_if_cuda(query: torch.Tensor, plan: Plan) -> bool:
-        asked.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]
+        asked.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]  # as on a GPU
         return asked[-1]
 
     monkeypatch.setattr(varlen, "_kernel", lambda: kernel)

@@ -266,7 +266,7 @@ def test_single_words_are_trained_at_the_depth_they_run_at(
     rows = model.prepare(runs.rows("classification", 48, 0))
     packed = packed_rows(model.task, rows)
     masked, passes = model.network.added["masked"], Passes(3, 0)
-    exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]
+    exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
     assert torch.equal(torch.cat(seen[-1].own), exact)
 
 

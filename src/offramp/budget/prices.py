@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor
 
-from offramp import __version__
+from offramp import __version__, engines
 from offramp.core.attention import Scores
 from offramp.core.cost import Event
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.engines._runtime import library
 from offramp.model.files import read_json, write_json
 from offramp.model.hardware import hardware
 from offramp.model.predictor import Predictor
@@ -172,8 +171,7 @@ def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list
 def place(model: Predictor) -> dict[str, Any]:
     """Where prices hold: this machine, this engine, these versions."""
     how = {"engine": model.engine_name, "precision": model.how.precision, "threads": model.how.threads}
-    more = {"openvino": library().get_version()} if model.engine_name == "openvino" else {}
-    return {"hardware": hardware(), **how, "torch": torch.__version__, **more, "offramp": __version__}
+    return {"hardware": hardware(), **how, **engines.versions(model.engine_name), "offramp": __version__}
 
 
 def known(model: Predictor, folder: Path) -> Prices | None:

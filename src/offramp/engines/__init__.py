@@ -48,6 +48,12 @@ def choose(name: str, device: Device) -> str:
     return name
 
 
+def versions(name: str) -> dict[str, str]:
+    """What an engine computes with, by package."""
+    found: dict[str, str] = import_module(f"{__name__}.{name}").versions()
+    return found
+
+
 def make(name: str, encoder: Encoder, how: How | None = None) -> Engine:
     """An engine by name over an encoder's parameters."""
     engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'))}").make(encoder, how or How())

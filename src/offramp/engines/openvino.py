@@ -24,7 +24,7 @@ from offramp.core.packed import Packed
 from offramp.engines import How, _joined, _sketch, _traced
 from offramp.engines._given import block, columns, filled, inputs, rows, sparse
 from offramp.engines._places import many, room
-from offramp.engines._runtime import Graph, Settings
+from offramp.engines._runtime import Graph, Settings, library
 from offramp.engines._shelf import Shelf
 
 
@@ -236,6 +236,11 @@ def _answers(packed: Packed, wide: tuple[int, ...], per_token: bool, even: bool)
 def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
     """Without filler."""
     return states[: packed.total], answers[: packed.total if per_token else packed.count]
+
+
+def versions() -> dict[str, str]:
+    """What computes."""
+    return {"torch": torch.__version__, "openvino": library().get_version()}
 
 
 def make(encoder: Encoder, how: How) -> OpenVINOEngine:

@@ -55,6 +55,11 @@ class TorchEngine(Engine):
             return self.encoder.layers[layer - 1].feed(x).float()
 
 
+def versions() -> dict[str, str]:
+    """What computes."""
+    return {"torch": torch.__version__}
+
+
 def make(encoder: Encoder, how: How) -> TorchEngine:
     """The engine over an encoder's own parameters."""
     if how.precision != "fp32":
