@@ -11,6 +11,7 @@ import pytest
 from offramp.cli import main
 from offramp.errors import OfframpError
 from offramp.study.collect import Spot, collect, lowest_share
+from offramp.study.family import families
 from offramp.study.report import report
 from offramp.study.tables import latex, lines, markdown, spread
 
@@ -111,6 +112,37 @@ def test_a_model_is_held_against_its_own_fine_tuning_only(folder: Path) -> None:
     assert [line.cells[-2] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["–"]
     (folder / "exits/large-full.json").write_text(json.dumps(cell("full", score=0.91, model="large")))
     assert [line.cells[-2] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["0.100", "1.000"]
+
+
+def penalised(penalty: str, spots: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
+    """A run trained with one penalty: share, score promised on calibration rows, score on the report rows."""
+    curve = [
+        {"share_of_full": share, "metrics": {"accuracy": score}, "expected": {"mac_share": share, "score": promised}}
+        for share, promised, score in spots
+    ]
+    about = {"trained": {"options": {"penalty": penalty, "soft_lr": "0.1"}}, "chosen": {"by": "full", "value": None}}
+    return [cell("power_bert", spots[-1][0], spots[-1][2], curve=curve, **about)]
+
+
+def test_runs_that_differ_in_one_number_make_one_curve(tmp_path: Path) -> None:
+    made = {
+        "dear": penalised("1e-3", [(0.7, 0.85, 0.84), (0.8, 0.90, 0.91)]),
+        "cheap": penalised("1e-2", [(0.2, 0.70, 0.89), (0.3, 0.892, 0.88)]),
+        "other": [cell("power_bert", trained={"options": {"penalty": "1e-2", "soft_lr": "0.1", "scale": "any"}})],
+        "plain": [cell("power_bert")],
+        "few": [cell("deebert", trained={"options": {"depth": "3"}})],  # no option that sets the cost
+        "many": [cell("deebert", trained={"options": {"depth": "6"}})],
+    }
+    for name, content in made.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (whole,) = families(collect(tmp_path).entries)
+    assert whole.variant == "penalty=1e-3 or 1e-2, soft_lr=0.1" and whole.files == ("dear.json", "cheap.json")
+    assert whole.full == Spot(0.8, 0.91) and [spot.share for spot in whole.curve] == [0.2, 0.3, 0.7, 0.8]
+    assert whole.chosen == {"0.005": Spot(0.8, 0.91), "0.01": Spot(0.3, 0.88), "0.02": Spot(0.3, 0.88)}
+    report(str(tmp_path), str(tmp_path / "made"))
+    said = (tmp_path / "made" / "report.md").read_text(encoding="utf-8")
+    assert "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 1 | accuracy | 91.0 | 91.0 at 0.800 |" in said
+    assert said.count("| power_bert") == 5  # each run for itself too
 
 
 def test_lowest_share_and_spread() -> None:

@@ -15,6 +15,7 @@ from offramp.study.curve import Spot
 NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
 METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # what a data set is known by, in this order
 BY_DATA = {"mrpc": "f1"}
+LOSSES = (0.005, 0.01, 0.02)  # what reports ask: the cheapest point that loses at most so much
 Cell = dict[str, Any]
 
 
@@ -149,7 +150,8 @@ def entry(cells: list[Cell], *files: str) -> Entry:
         str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
     }
     curve = [_at(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
-    named = (first["method"], _variant(first), first["model"], first["data"], first["split"], first.get("seed"))
+    said = variant(options_of(first))
+    named = (first["method"], said, first["model"], first["data"], first["split"], first.get("seed"))
     spots = tuple(sorted(curve or [_spot(c, metric) for c in cells], key=lambda s: s.share))
     return Entry(*named, metric, _spot(full, metric), chosen, spots, tuple(cells), files)
 
@@ -164,9 +166,13 @@ def _at(share: Any, score: Any) -> Spot:
     return Spot(share, score)
 
 
-def _variant(cell: Cell) -> str:
+def options_of(cell: Cell) -> Cell:
     """What the trainer was told beyond the method's name."""
-    options = (cell.get("trained") or {}).get("options") or {}
+    return (cell.get("trained") or {}).get("options") or {}
+
+
+def variant(options: Mapping[str, Any]) -> str:
+    """Options as tables name them."""
     return ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
 
 

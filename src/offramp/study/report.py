@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from offramp.errors import OfframpError
 from offramp.model.files import replacing, write_text
 from offramp.study.collect import Collected, Entry, collect
+from offramp.study.family import families
 from offramp.study.page import page
 from offramp.study.speeds import bench_rows, length_rows
 from offramp.study.tables import COLUMNS, Line, latex, lines, markdown, scale
@@ -30,7 +31,8 @@ All scores are on rows that neither training nor calibration saw. “chosen ≤ 
 points on calibration rows, and what it came to on the report rows, with its share of the full model's
 multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest place on the report rows' own curve,
 which is hindsight. “≤ x below full”: the same against plain fine-tuning of the same model, which is what static
-baselines and methods that change the model must be held against. ± is the standard deviation over seeds.
+baselines and methods that change the model must be held against. ± is the standard deviation over seeds. “penalty=a or
+b”: runs trained once for each cost, as one curve, its points chosen among all of them.
 """
 
 
@@ -50,30 +52,37 @@ def report(
         named = f", and {len(found.damaged)} damaged files" if found.damaged else ""
         way = "run `offramp compare`, or `offramp eval --json`, first"
         raise OfframpError("results to report", f"none in {folder}{named}", way)
-    listed = lines(found.entries)
+    joined = families(found.entries)
+    listed = lines([*found.entries, *joined])
     if results:
         write_text(Path(results), INTRO + "\n" + markdown(listed) + "\n")
         return found, [Path(results)]
     target = Path(out or folder)
     target.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.html": page("report", "Offramp: what compute buys", _data(found, listed)),
+        "report.html": page("report", "Offramp: what compute buys", _data(found, joined, listed)),
         "report.md": markdown(listed) + "\n",
         "report.tex": latex(listed),
     }
     for name, text in texts.items():
         write_text(target / name, text)
-    return found, [*(target / name for name in texts), *_pictures(found.entries, target)]
+    return found, [*(target / name for name in texts), *_pictures(_curves(found.entries, joined), target)]
 
 
-def _data(found: Collected, listed: Sequence[Line]) -> dict[str, Any]:
+def _curves(entries: Sequence[Entry], joined: Sequence[Entry]) -> list[Entry]:
+    """What is drawn: runs that make one curve together as that curve."""
+    within = {file for family in joined for file in family.files}
+    return [*(one for one in entries if one.files[0] not in within), *joined]
+
+
+def _data(found: Collected, joined: Sequence[Entry], listed: Sequence[Line]) -> dict[str, Any]:
     """All that the page shows."""
     skipped = [name for name, _ in found.damaged]
     about = f"{len(found.entries)} trained models in {sum(len(e.files) for e in found.entries)} files"
     return {
         "about": about + (f"; {len(skipped)} damaged files left out: {', '.join(skipped)}" if skipped else ""),
         "columns": list(COLUMNS),
-        "entries": [_entry(one) for one in found.entries],
+        "entries": [_entry(one) for one in _curves(found.entries, joined)],
         "lines": [{"set": line.table, "cells": list(line.cells)} for line in listed],
         "benches": [row for name, bench in found.benches for row in bench_rows(name, bench)],
         "lengths": [row for name, timed in found.lengths for row in length_rows(name, timed)],

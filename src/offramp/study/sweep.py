@@ -18,9 +18,9 @@ from offramp.model.points import Guarantee, Point
 from offramp.model.predictor import Predictor
 from offramp.model.runner import score
 from offramp.parts.batch import Data
+from offramp.study.collect import LOSSES
 from offramp.study.evaluate import Measured, Origin, cell, compute_of, labelled
 
-LOSSES = (0.005, 0.01, 0.02)  # what reports ask: the cheapest point that loses at most so much
 Cell = dict[str, Any]
 
 
