@@ -1,9 +1,7 @@
-"""AdapLeR: who leaves, what fades, what each loss moves, and what the saliency of a token is."""
+"""AdapLeR's rules: who leaves, what fades, what the saliency of a token is, and what is refused."""
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +14,16 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.methods import adapler
-from offramp.methods.adapler import FineTune, LengthTraining, Options, Policy, Settings
+from offramp.methods.adapler import Options, Policy, Settings
 from offramp.model.folder import assemble
 from offramp.parts import rows
 from offramp.parts.batch import Batch, Data, batch, packed_rows
 from offramp.parts.fading import Fading, fade
-from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
 from offramp.parts.saliency import saliency
 from offramp.parts.trace import Soft, trace
 from offramp.text.tokenise import Encoded
-from tests import runs, tiny
+from tests import tiny
 
 LENGTHS = [9, 3, 17, 5]
 GIVEN = {
@@ -131,36 +128,6 @@ def test_predictors_are_paid_for_only_when_they_run() -> None:
     assert not [e for e in idle if e.what == "extra"]
 
 
-def stage_of(net: Network, data: Data, folder: Path, **options: Any) -> LengthTraining:
-    made = LengthTraining(net, options=Options(**options))
-    made.prepare(data, folder)
-    net.eval()
-    return made
-
-
-def gradients(stage: LengthTraining, some: Batch) -> dict[str, Tensor]:
-    for _, p in stage.network.named_parameters():
-        p.grad = None
-    stage.step(some, lambda loss: loss.backward())
-    return {name: p.grad.clone() for name, p in stage.network.named_parameters() if p.grad is not None}
-
-
-def test_the_length_loss_reaches_thresholds_and_amplifiers_only(tmp_path: Path) -> None:
-    net, data = build()
-    some = everyone(net, data)
-    without, with_it = (gradients(stage_of(net, data, tmp_path, phi=phi), some) for phi in (0.0, 1.0))
-    moved = {name for name in with_it if not torch.allclose(with_it[name], without[name], atol=1e-6)}
-    assert moved == {"added.cuts.eta", "added.cuts.theta"}
-
-
-def test_predictors_loss_never_moves_the_thresholds(tmp_path: Path) -> None:
-    net, data = build()
-    some = everyone(net, data)
-    without, with_it = (gradients(stage_of(net, data, tmp_path, gamma=gamma), some) for gamma in (0.0, 1.0))
-    assert all(torch.equal(with_it[name], without[name]) for name in ("added.cuts.eta", "added.cuts.theta"))
-    assert not torch.allclose(with_it["added.extra.1.inner.weight"], without["added.extra.1.inner.weight"])
-
-
 def test_the_dummy_variable_carries_the_gradient_of_the_amplifier() -> None:
     """Where predictors say exactly what the amplified saliency is, ∂/∂θ = ∂/∂θ_d ÷ θ (the paper's Appendix B)."""
     net, data = build()
@@ -176,15 +143,6 @@ def test_the_dummy_variable_carries_the_gradient_of_the_amplifier() -> None:
     (by_theta,) = torch.autograd.grad((wanted * weights).sum(), theta)
     (by_dummy,) = torch.autograd.grad((said * weights).sum(), dummy)
     assert by_theta.item() == pytest.approx((by_dummy / theta).item(), rel=1e-4)
-
-
-def test_amplifiers_get_the_dummys_gradient_over_themselves(tmp_path: Path) -> None:
-    net, data = build()
-    some = everyone(net, data)
-    ones = gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"]
-    with torch.no_grad():
-        adapler.cuts(net).theta.fill_(4.0)
-    assert torch.allclose(gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"], ones / 4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("task", sorted(GIVEN))
@@ -206,82 +164,6 @@ def test_saliency_is_the_norm_of_gradient_times_input(task: str) -> None:
             said = logits[int(targets[i])] if task == "classification" else logits[0]
         (grad,) = torch.autograd.grad(said, hidden)
         assert torch.allclose(made[i], (grad * hidden).norm(dim=2)[0], rtol=1e-3, atol=1e-6)
-
-
-def test_sharpness_spans_the_stage_whatever_its_length() -> None:
-    net, _ = build()
-    stage = LengthTraining(net, options=Options())
-    seen = []
-    for share in (0.0, 0.4, 0.8, 0.99):
-        stage.reached(share)
-        seen.append(stage.sharpness)
-    assert seen == pytest.approx([10.0, 1e3, 1e5, 1e5])
-
-
-def test_the_fastest_epoch_within_a_point_is_kept() -> None:
-    net, _ = build()
-    stage = LengthTraining(net, options=Options(slack=0.01), reference={"accuracy": 0.90})
-    epoch = [{"accuracy": a, "mac_share": m} for a, m in [(0.91, 0.5), (0.895, 0.3), (0.88, 0.1), (0.892, 0.4)]]
-    assert stage.select(epoch) == 1
-    assert stage.select([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
-
-
-def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
-    net, data = build(options=Options(best=2))
-    first = FineTune(net, options=Options(best=2))
-    first.prepare(data, tmp_path)
-    history, seen = [], []
-    for score in (0.5, 0.9, 0.8):
-        with torch.no_grad():
-            net.hf.classifier.weight.mul_(1.5)
-        seen.append(saliency(net, everyone(net, data)))
-        history.append({"accuracy": score})
-        first.end_epoch(history)
-    assert torch.allclose(first.averaged(), (seen[1] + seen[2]) / 2)
-    stage = LengthTraining(net, options=Options(), first=first)
-    stage.prepare(data, tmp_path)
-    assert torch.allclose(torch.cat(stage.taught.rows), (seen[1] + seen[2]) / 2)
-
-
-def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -> None:
-    net, data = build()
-    seen: list[dict[int, Tensor]] = []
-
-    def objective(network: Network, made: Any, some: Batch) -> Tensor:
-        seen.append(made.present)
-        return 2 * last_exit(network, made, some)
-
-    _, stage = adapler.stages(net, Options(), objective)
-    stage.prepare(data, tmp_path)
-    logged = stage.step(everyone(net, data), lambda loss: loss.backward())
-    plain = LengthTraining(net, options=Options())
-    plain.prepare(data, tmp_path)
-    assert logged["loss"].item() == pytest.approx(2 * plain.step(everyone(net, data), lambda _: None)["loss"].item())
-    assert sorted(seen[0]) == [1, 2, 3] and all(p.min() >= 0 and p.max() <= 1 for p in seen[0].values())
-
-
-def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
-    run_folder = runs.train(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
-    from offramp.model.predictor import Predictor
-
-    predictor = Predictor.load(str(run_folder))
-    shares = [p.mac_share for p in predictor.points.points]
-    assert min(shares) < 0.9 and adapler.cuts(predictor.network).eta.mean() > 0.3
-
-
-def test_starting_from_the_pretrained_model(base: str, tmp_path: Path) -> None:
-    net, data = build(options=Options(start="pretrained"))
-    first, stage = adapler.stages(net, Options(start="pretrained"))
-    first.prepare(data, tmp_path)
-    before = copy.deepcopy(net.hf.state_dict())
-    with torch.no_grad():
-        net.hf.classifier.weight.add_(1.0)
-    first.end_epoch([{"accuracy": 0.5}])
-    stage.prepare(data, tmp_path)
-    assert all(torch.equal(t, before[name]) for name, t in net.hf.state_dict().items())
-    alone = LengthTraining(net, options=Options(start="pretrained"))
-    with pytest.raises(OfframpError, match="leave --init out"):
-        alone.prepare(data, tmp_path / "other")
 
 
 def test_bad_settings_and_tasks_are_refused() -> None:

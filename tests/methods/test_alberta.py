@@ -1,8 +1,7 @@
-"""Planned depth: RevPC by hand, gates from identity to the plain model, rows that end where the plan says."""
+"""Planned depth at run time: RevPC by hand, one look a row, rows that end where the plan says, and what is refused."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,15 @@ from offramp.budget.record import replay
 from offramp.budget.subject import Subject
 from offramp.core.loop import Result, run
 from offramp.errors import OfframpError
-from offramp.methods import alberta
-from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc, stages
+from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc
 from offramp.model.folder import assemble
-from offramp.model.predictor import Predictor
 from offramp.model.runner import run_encoded
-from offramp.parts.batch import Data, batch, packed_rows
+from offramp.parts.batch import Data, packed_rows
 from offramp.parts.network import Network
 from offramp.parts.trace import trace
 from offramp.tasks import get
 from offramp.text.tokenise import Encoded
-from offramp.training.schedule import Schedule
-from tests import runs, tiny
+from tests import tiny
 
 LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
 ROWS = [
@@ -100,20 +96,6 @@ def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
         assert torch.allclose(alone.logits, part, atol=1e-5)
 
 
-def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
-    torch.manual_seed(0)
-    needs = torch.full((600, 3), 0.999)  # left alone, nobody ends early
-    depths = alberta._runs(needs, Options(cut=True, explore=1.0)).sum(1)
-    counts = torch.bincount(depths, minlength=4)
-    assert counts[0] == 0 and (counts[1:] > 150).all()  # at run time, too, the first gated layer always runs
-    raw = alberta._runs(needs, Options(cut=True, explore=1.0, revpc=False)).sum(1)
-    assert (torch.bincount(raw, minlength=4) > 100).all()
-    assert (alberta._runs(needs, Options(cut=True)).sum(1) == 3).float().mean() > 0.97
-    for wrong in ({"explore": 0.5}, {"explore": 1.5, "cut": True}):
-        with pytest.raises(OfframpError, match="explore"):
-            Options(**wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
 def test_one_look_and_one_head_a_row() -> None:
     net, data = made()
     log = answer(net, data, Settings(0.5)).log
@@ -130,75 +112,6 @@ def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
     result = answer(net, data, Settings())
     assert torch.allclose(result.logits, tiny.padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
     assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
-
-
-def test_a_fresh_predictor_starts_near_full_depth() -> None:
-    net, data = made(start=Options().start)
-    with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded)
-        needs = net.unsure(1, trace(net.encoder, packed).at(1))
-    assert (needs > 0.99).all() and (needs[:, 1:] < 1).all()
-
-
-def test_gates_between_zero_and_one_are_those_of_training() -> None:
-    net, data = made()
-    (stage,) = stages(net, Options(start=0.0))
-    with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded)
-        soft = trace(net.encoder, packed, stage.soft)  # type: ignore[attr-defined]  # a Joint stage
-        plain = trace(net.encoder, packed)
-    full = answer(net, data, Settings())
-    assert torch.allclose(full.logits, net(net.depth, soft.at(net.depth)), atol=1e-5)
-    hard = answer(net, data, Settings(hard=True))
-    assert torch.allclose(hard.logits, net(net.depth, plain.at(net.depth)), atol=1e-5)
-    assert not torch.allclose(full.logits, hard.logits, atol=1e-2)
-    assert torch.equal(soft.states[1], plain.states[1]) and not torch.equal(soft.states[3], plain.states[3])
-
-
-def test_gradients_reach_the_predictor_through_the_gates() -> None:
-    net, data = made()
-    (stage,) = stages(net, Options(start=0.0))
-    stage.step(batch(net.task, data, range(len(LENGTHS)), seed=0), lambda loss: loss.backward())
-    for name, parameter in predictor(net).named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-7, name
-
-
-def test_a_cut_row_is_copied_upward_and_still_teaches_the_predictor() -> None:
-    net, data = made(cut=True)
-    options = Options(start=0.0, cut=True)
-    (stage,) = stages(net, options)
-    torch.manual_seed(0)
-    soft = trace(net.encoder, packed_rows(net.task, data.encoded), stage.soft)  # type: ignore[attr-defined]  # a Joint
-    runs_, tokens = soft.packed.rows["runs"], soft.packed.row_of_token
-    assert runs_[:, 0].all() and not runs_.all()  # the first is always needed
-    for number in range(1, net.depth - 1):
-        gone = ~runs_[tokens, number]
-        assert torch.equal(soft.states[number + 2][gone], soft.states[number + 1][gone])
-    loss = net(net.depth, soft.at(net.depth)).square().sum()
-    (grad,) = torch.autograd.grad(loss, soft.packed.rows["needs"])
-    assert (grad[~runs_] != 0).any()
-
-
-@pytest.mark.parametrize("head", ["own", "meanmax"])
-def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
-    options = Options(start=2.0, cut=True, penalty=5.0, head=head)
-    net, data = made(start=2.0, cut=True, head=head)
-    before = answer(net, data, Settings(0.5)).exit_layer.mean()
-    (stage,) = stages(net, options)
-    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
-    optimiser = torch.optim.Adam([p for _, p in stage.trainable()], lr=2e-3)
-    stage.reached(1.0)
-    for _ in range(25):
-        optimiser.zero_grad()
-        stage.step(some, lambda loss: loss.backward())
-        optimiser.step()
-    reached = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
-    assert head == "own" or any(name.startswith("added.ramps.") for name in reached)
-    assert answer(net, data, Settings(0.5)).exit_layer.mean() < before - 0.5
-    for share in (0.0, 0.1, 0.5):  # it grows from nothing, step by step
-        stage.reached(share)
-        assert stage.weight == 5.0 * share  # type: ignore[attr-defined]  # a Gated stage
-    assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging"])
@@ -218,20 +131,6 @@ def test_a_replay_is_a_real_run(task: str) -> None:
     assert exits == {2.0, 3.0, 4.0, 5.0}
     points = calibrate(net, subject.method, data, "rows", "0").points
     assert points[-1].settings == {"gamma": 0.0, "hard": False} and points[0].mac_share < 0.5
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span", "masked_lm"])
-def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, kind: str) -> None:
-    options = {"start": 1.0, "penalty": 0.5}
-    schedule = Schedule(epochs=2, batch_size=16, lr=0.003)
-    folder = runs.train(base, tmp_path, "alberta", kind, options=options, schedule=schedule)
-    first, again = (Predictor.load(folder, engine="torch") for _ in range(2))
-    encoded = first.prepare(runs.rows(kind, 6, 5))
-    for gamma in (0.0, 0.6):
-        ours, theirs = (p.run(encoded, Settings(gamma), batch_size=4) for p in (first, again))
-        assert np.array_equal(ours.exit_layer, theirs.exit_layer)
-        assert all(np.array_equal(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
-    assert first.points is not None and first.points.loosest.settings["gamma"] == 0.0
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])

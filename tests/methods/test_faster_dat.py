@@ -1,36 +1,28 @@
-"""Planned depths: idle tokens, rows that end with their deepest word, tables that are saved, and what is refused."""
+"""Planned depths at run time: idle tokens, rows that end with their deepest word, caps, and what is refused."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-import offramp
 from offramp import engines, methods, tasks
-from offramp.budget.subject import candidates
 from offramp.core import cost
 from offramp.core.attention import Layout, Scores, layout
 from offramp.core.loop import run
 from offramp.core.packed import Packed
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
-from offramp.methods.faster_dat import Options, Planned, Policy, Settings
+from offramp.methods.faster_dat import Options, Policy, Settings
 from offramp.model import folder
-from offramp.parts.batch import Batch, Data, packed_rows
-from offramp.parts.masked import Passes, estimate
+from offramp.parts.batch import Data, packed_rows
 from offramp.parts.network import Network
-from offramp.parts.plans import Extent, GuessWords, by_information
-from offramp.parts.stage import Backward, Stage
+from offramp.parts.plans import Extent, by_information
 from offramp.parts.trace import trace
 from offramp.parts.words import table, vocabulary, words_of
 from offramp.text.tokenise import Encoded
-from offramp.training.schedule import Schedule
 from tests import runs, tiny, tiny_tokenizers
 
 ROWS = [{"text": "a", "label": i % 3} for i in range(3)]
@@ -134,27 +126,6 @@ def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
     assert not any("classifier" in name or "pooler" in name for name in names) and "added.last.project.weight" in names
 
 
-def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path) -> None:
-    run_folder = runs.train(base, tmp_path, "faster_dat")
-    (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
-    assert loosest["settings"] == {"cap": 0, "penalty": -1.0} and loosest["mac_share"] < 1.0
-    losses = [entry["loss"] for entry in folder.read_recipe(run_folder)["log"]]
-    assert losses[-1] < 0.8 * losses[0]
-    model = offramp.load(run_folder)
-    depths = model.network.added["depths"]
-    tell, other = (
-        [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], runs.WORDS)
-    )
-    by_word = dict(zip(depths.pieces.tolist(), depths.at(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
-    assert [by_word[i] for i in tell] == [1, 1]  # what tells the label goes least deep
-    assert max(by_word[i] for i in other) == 3 and sum(by_word[i] for i in other) > len(other)
-    texts = [row["text"] for row in runs.rows("classification", 8, seed=3)]
-    together = model.predict(texts, budget=1.0)
-    alone = [model.predict([text], budget=1.0)[0] for text in texts]
-    assert [a["label"] for a in together] == [a["label"] for a in alone]
-    assert [a["macs"] for a in together] == [a["macs"] for a in alone]
-
-
 def test_telling_words_may_go_deep_instead() -> None:
     rows = runs.rows("classification", 24)
     task = tasks.get("classification").from_rows(rows, "rows")
@@ -162,112 +133,6 @@ def test_telling_words_may_go_deep_instead() -> None:
     tables = [by_information(task, data, Extent(3), 0.1, telling) for telling in (False, True)]
     assert torch.equal(tables[0]["pieces"], tables[1]["pieces"])
     assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])
-
-
-def test_a_higher_floor_sends_words_deeper(base: str, tmp_path: Path) -> None:
-    quick, spent = Schedule(epochs=1, batch_size=16), []
-    for least in (1e-12, 0.02):
-        (tmp_path / str(least)).mkdir()
-        made = runs.train(base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick)
-        spent.append(json.loads((made / "points.json").read_text())["points"][-1]["mac_share"])
-    assert spent[0] < spent[1]
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layers: int) -> None:
-    quick = Schedule(epochs=4, batch_size=8, lr=0.01)
-    made = runs.train(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
-    model = offramp.load(made)
-    tried = candidates(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
-    assert tried == [{"cap": cap} for cap in range(1, layers)] and model.points is not None
-    assert not [told for told in model.points.warnings if "no setting is cheaper" in told or "collapsed" in told]
-
-
-@pytest.mark.parametrize("kind", ["tagging", "pairs"])
-def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None:
-    run_folder = runs.train(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
-    assert json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"] < 1.0
-
-
-def test_mi_without_classes_is_refused(base: str, tmp_path: Path) -> None:
-    with pytest.raises(OfframpError, match="estimation=reconstruction"):
-        runs.train(base, tmp_path, "faster_dat", "span")
-
-
-def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Path) -> None:
-    asked = {"estimation": "reconstruction", "spacing": 3, "rows": 20}
-    quick = Schedule(epochs=1, batch_size=8, lr=0.005)
-    run_folder = runs.train(base, tmp_path, "faster_dat", "regression", options=asked, schedule=quick)
-    stages = [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]]
-    assert stages == ["guess hidden words", "fine-tune planned depths"]
-    saved = load_file(run_folder / "offramp.safetensors")
-    assert not any(name.startswith("masked.model") for name in saved) and saved["depths.depths"].shape[1] == 8
-    model = offramp.load(run_folder)
-    texts = [row["text"] for row in runs.rows("regression", 6, seed=3)]
-    rows = model.prepare([{"text": text} for text in texts])
-    kept = [model.run(rows, Settings(penalty=p)).tokens_kept.sum() for p in (0.0, 0.1, 0.2, 1.0)]
-    assert kept == sorted(kept, reverse=True)  # a larger penalty never sends a word deeper
-    assert model.run(rows, Settings()).tokens_kept.sum() == kept[1]
-
-
-@pytest.mark.parametrize("stage", [GuessWords, Planned])
-def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: type[Stage]
-) -> None:
-    def train(folder_: Path) -> Path:
-        folder_.mkdir(exist_ok=True)
-        asked = {"estimation": "reconstruction", "rows": 10, "layers": 2}
-        schedule = Schedule(epochs=1, batch_size=16, lr=0.005, save_seconds=0.0)
-        return runs.train(base, folder_, "faster_dat", options=asked, schedule=schedule)
-
-    whole = train(tmp_path / "whole")
-    steps, real = 0, stage.step
-
-    def stumble(self: Stage, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        nonlocal steps
-        steps += 1
-        if steps == 2:
-            raise RuntimeError("the power went")
-        return real(self, batch, backward)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the power went"):
-        patch.setattr(stage, "step", stumble)
-        train(tmp_path / "halved")
-    again = train(tmp_path / "halved")
-    for name in ("model.safetensors", "offramp.safetensors"):
-        assert (again / name).read_bytes() == (whole / name).read_bytes()
-
-
-def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base: str, tmp_path: Path) -> None:
-    asked = {"estimation": "reconstruction", "transductive": True}
-    quick = Schedule(epochs=1, batch_size=16, lr=0.005)
-    run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=quick)
-    model = offramp.load(run_folder)
-    (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
-    assert loosest["mac_share"] > 2.0
-    rows = model.prepare([{"text": "the film is good"}, {"text": "a bad film"}])
-    together, alone = model.run(rows, Settings()), [model.run([row], Settings()) for row in rows]
-    assert together.macs.tolist() == [one.macs[0] for one in alone]
-    assert together.exit_layer.tolist() == [one.exit_layer[0] for one in alone]
-    passes = 4  # words of the first text, each hidden once in a row of six tokens
-    assert together.tokens_kept[0] >= passes * 6 + 6 / 3
-
-
-def test_single_words_are_trained_at_the_depth_they_run_at(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """λ lies between those that tables keep, where the mean of two depths would be a third one."""
-    asked = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
-    seen: list[Planned] = []
-    real = Planned.prepare
-    monkeypatch.setattr(Planned, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
-    run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16))
-    model = offramp.load(run_folder)
-    rows = model.prepare(runs.rows("classification", 48, 0))
-    packed = packed_rows(model.task, rows)
-    masked, passes = model.network.added["masked"], Passes(3, 0)
-    exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
-    assert torch.equal(torch.cat(seen[-1].own), exact)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import LayerCost
+from offramp.core.dropout import dropped
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,15 @@ class PostNorm(Narrowing):
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
         mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias))
         mixed = F.linear(mixed, self.cut("out", p.out.weight, self.columns, 1), p.out.bias)
-        return p.attention_norm(queries + p.out_dropout(mixed)), seen
+        return p.attention_norm(queries + dropped(p.out_dropout, mixed)), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         p = self.parts
         up, bias = (self.cut(f"up {i}", t, self.neurons, 0) for i, t in enumerate((p.up.weight, p.up.bias)))
         down = self.cut("down", p.down.weight, self.neurons, 1)
-        y: Tensor = p.feed_norm(x + p.down_dropout(F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)))
+        fed = F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)
+        y: Tensor = p.feed_norm(x + dropped(p.down_dropout, fed))
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from offramp.backbones import Decoder, Encoder, Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
-from offramp.core.attention import written_out
 from offramp.core.decode_cost import BlockCost
+from offramp.core.dropout import dropout
 from offramp.core.packed import Packed
+from offramp.core.written import written_out
 
 Embed = Callable[[Any, Tensor, Tensor], Tensor]  # a half of the model, ids, positions → embeddings
 
@@ -32,7 +33,7 @@ class Follows:
         return bool(self.owner.training)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training)
+        return dropout(x, self.p, self.training)
 
 
 def encoder_half(model: Any, embed: Embed) -> Encoder:

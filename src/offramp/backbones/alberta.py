@@ -19,6 +19,7 @@ from offramp.backbones._alberta_model import AlbertaBlock, AlbertaConfig, Albert
 from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.dropout import dropped
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("alberta",)
@@ -61,14 +62,14 @@ class PreNormRelative(Narrowing):
         table = None if own.distances is None else own.distances.weight
         mixed, columns = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias, table))
         mixed = F.linear(mixed, self.cut("out", own.out.weight, self.columns, 1), own.out.bias)
-        return queries + own.dropout(mixed), columns
+        return queries + dropped(own.dropout, mixed), columns
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.block
         fed = own.activation(F.linear(own.feed_norm(x), *self.stacked("up", own.up, self.neurons, 1)))
-        y: Tensor = x + own.dropout(F.linear(fed, self.cut("down", own.down.weight, self.neurons, 1), own.down.bias))
-        return y
+        made = F.linear(fed, self.cut("down", own.down.weight, self.neurons, 1), own.down.bias)
+        return x + dropped(own.dropout, made)
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:
         return self.block.out, self.block.down

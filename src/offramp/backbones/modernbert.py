@@ -16,6 +16,7 @@ from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
 from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.dropout import dropped
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("modernbert",)
@@ -49,14 +50,14 @@ class PreNormRotary(Narrowing):
         dropout = own.attention_dropout if own.training else 0.0
         mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, self.window, scores, key_bias))
         mixed = F.linear(mixed, self.cut("out", own.Wo.weight, self.columns, 1), own.Wo.bias)
-        return queries + own.out_drop(mixed), seen
+        return queries + dropped(own.out_drop, mixed), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.layer.mlp
         made, gate = F.linear(self.layer.mlp_norm(x), *self.stacked("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
         down = self.cut("down", own.Wo.weight, self.neurons, 1)
-        y: Tensor = x + F.linear(own.drop(own.act(made) * gate), down, own.Wo.bias)
+        y: Tensor = x + F.linear(dropped(own.drop, own.act(made) * gate), down, own.Wo.bias)
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:

@@ -15,8 +15,9 @@ from torch.autograd.function import FunctionCtx
 from offramp.core import varlen
 from offramp.core.layout import Bucket, Index, Layout, Plan, Scores, layout
 from offramp.core.relative import distance_scores, with_mask
+from offramp.core.written import Block, scored, written_out
 
-__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad", "written_out"]
+__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad"]
 
 
 class _Pad(torch.autograd.Function):
@@ -60,7 +61,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan)
         if plan.relative is not None:
             mask = with_mask(distance_scores((qb, kb), plan.relative, _places(where, bucket)), mask)
         if plan.scores:
-            out, mean = _scored((qb, kb, vb), mask, bucket, plan.dropout)
+            out, mean = _scored((qb, kb, vb), mask, bucket, plan)
             column, diagonal = mean.sum(1).reshape(-1), _diagonal(mean, where, bucket).reshape(-1)
             columns.append(column)
             diagonals.append(diagonal)
@@ -97,34 +98,22 @@ def _places(where: Layout, bucket: Bucket) -> tuple[Tensor, Tensor]:
     return q[bucket.query_span].view(bucket.rows, -1), k[bucket.key_span].view(bucket.rows, -1)
 
 
-def _mixed(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, plan: Plan) -> Tensor:
-    """The fused kernel, except where products one by one are quicker: training in bfloat16 on a CPU."""
+def _mixed(block: Block, mask: Tensor | None, plan: Plan) -> Tensor:
+    """The fused kernel, except where single products are quicker: training on a CPU, with dropout or in bfloat16."""
     q, k, v = block
-    learning = q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu"
-    short = plan.dropout > 0 or k.shape[2] <= 128  # without dropout the fused backward pass wins on long rows
-    if not learning or not short or plan.window is not None:  # filler outside its window sees nothing: NaN if written
+    learning = q.requires_grad and q.device.type == "cpu"
+    slow = plan.dropout > 0 or (q.dtype == torch.bfloat16 and k.shape[2] <= 128)  # long rows: its backward pass wins
+    if not learning or not slow or plan.window is not None:  # filler outside its window sees nothing: NaN if written
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=plan.dropout)
     return written_out(block, mask, plan.dropout)
 
 
-def written_out(block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float) -> Tensor:
-    """Attention product by product: on CPUs the fused kernel's backward pass in bfloat16 takes far longer."""
-    q, k, v = block  # [rows, heads, places, width]
-    weights = with_mask((q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5, mask).softmax(-1).to(v.dtype)
-    return F.dropout(weights, dropout) @ v
-
-
-def _scored(
-    block: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bucket: Bucket, dropout: float
-) -> tuple[Tensor, Tensor]:
+def _scored(block: Block, mask: Tensor | None, bucket: Bucket, plan: Plan) -> tuple[Tensor, Tensor]:
     """Attention written out: the mixture, and the weights averaged over heads (filler queries give nothing)."""
-    q, k, v = block
-    logits = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-    weights = with_mask(logits, mask).softmax(-1)  # [rows, heads, queries, keys]
-    mean = weights.mean(1)
+    out, mean = scored(block, mask, plan.dropout, blind=plan.window is not None)
     if bucket.query_real is not None:
         mean = mean.masked_fill(~bucket.query_real[:, :, None], 0.0)  # filler may see nothing and be NaN
-    return F.dropout(weights, dropout) @ v if dropout else weights @ v, mean
+    return out, mean
 
 
 def _diagonal(mean: Tensor, where: Layout, bucket: Bucket) -> Tensor:

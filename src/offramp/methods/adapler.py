@@ -13,6 +13,8 @@ fifths of the stage, whatever its length); length training starts from the fine-
 published code's way); `--init RUN` replaces phase 1, and saliency is then that one model's; thresholds learn twenty
 times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last
 state (saliency is then that of the answers' log-likelihood, for regression that of the number).
+Extension, off by default: `settle=true` adds a fourth phase, in which the model learns with tokens really gone, at a
+scale drawn anew for every batch; thresholds and predictors rest. Soft tokens were never quite what a run sees.
 Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT ranks by attention, with counts that are the same
 for every row.
 """
@@ -37,7 +39,7 @@ from offramp.parts.batch import Batch, Data
 from offramp.parts.fading import Fading
 from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
-from offramp.parts.regimes import Objective
+from offramp.parts.regimes import Dropping, Objective
 from offramp.parts.selectors import Selector, contributions
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Groups, Stage, fastest, ranking
@@ -48,6 +50,7 @@ SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", rep
 HF_EQUAL = True
 NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
 SHARP = (10.0, 1e5)  # λ at the start and at the end
+SETTLED = 1.5  # the largest scale that a settled model has seen
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
 
 
@@ -75,6 +78,7 @@ class Options:
     length_lr: float = 0.0  # learning rate of length training, 0: that of the run
     cut_lr: float = 1e-2  # learning rate of thresholds and amplifiers (published: 5e-4, for twenty times the steps)
     head_lr: float = 5e-4
+    settle: bool = False  # whether the model then learns with tokens gone, at any scale
 
     def __post_init__(self) -> None:
         for name in ("gamma", "phi", "slack", "length_lr", "cut_lr"):
@@ -226,8 +230,21 @@ class LengthTraining(Stage):
         return fastest(self.network, history, self.reference, self.options.slack)
 
 
+class Settle(Dropping):
+    """Phase 4, ours: a scale for every batch, so that the whole curve is learned."""
+
+    resting = ("added.extra.", "added.cuts.")
+
+    def drawn(self) -> policy.Policy:
+        return Policy(self.network, Settings(SETTLED * float(torch.rand(()))))
+
+    def policy(self) -> policy.Policy:
+        return Policy(self.network, Settings(scale=1.0))
+
+
 def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
     """Fine-tune (keeping saliency), then length training, where a depth method's `objective` may replace the loss."""
-    first = FineTune(network, "fine-tune", options.head_lr, shared=True, options=options)
-    aim = objective or last_exit
-    return [first, LengthTraining(network, "length", options.head_lr, options=options, first=first, objective=aim)]
+    rate, aim = options.head_lr, objective or last_exit
+    first = FineTune(network, "fine-tune", rate, shared=True, options=options)
+    length = LengthTraining(network, "length", rate, options=options, first=first, objective=aim)
+    return [first, length, *([Settle(network, "settle", rate, objective=aim)] if options.settle else [])]

@@ -28,10 +28,9 @@ from offramp.parts.batch import Batch, Data
 from offramp.parts.lengths import best, check_depth, ranks
 from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
-from offramp.parts.regimes import Objective
+from offramp.parts.regimes import Dropping, Objective
 from offramp.parts.space import Threshold
 from offramp.parts.stage import Backward, Groups, Stage
-from offramp.parts.tape import tape
 from offramp.parts.trace import Soft, Trace, trace
 
 SPACE = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
@@ -179,22 +178,13 @@ def _weighed(kept: Retention, layer: int, made: Trace, x: Tensor) -> Tensor:
     return x * kept.weights[layer - 1][place].to(x.dtype)[:, None]
 
 
-@dataclass
-class Retrain(Stage):
-    """Fine-tuning with the counts in force: tokens are gone, in training as at run time."""
+class Retrain(Dropping):
+    """Fine-tuning with the counts in force."""
 
-    objective: Objective = last_exit
-
-    def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.network.named_parameters() if not name.startswith("added.retention.")]
+    resting = ("added.retention.",)
 
     def policy(self) -> policy.Policy:
         return Policy(self.network, Settings())
-
-    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        loss = self.objective(self.network, tape(self.network, batch.packed, self.policy()), batch)
-        backward(loss)
-        return {"loss": loss.detach()}
 
 
 def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:

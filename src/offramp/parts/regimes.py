@@ -1,18 +1,21 @@
-"""Training regimes that several exit methods share: joint, alternating, frozen, self-distilling."""
+"""Training regimes that several methods share: joint, alternating, frozen, self-distilling, with tokens gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from offramp.core.policy import Policy
 from offramp.parts.batch import Batch
 from offramp.parts.exits import ExitOptions, JointOptions, WeightedOptions, exit_weights
 from offramp.parts.losses import exit_loss, exit_losses, last_exit
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Stage, frozen
+from offramp.parts.tape import tape
 from offramp.parts.teacher import imitation
 from offramp.parts.trace import Soft, Trace, trace
 
@@ -126,3 +129,22 @@ def sum_of_ramps(network: Network, made: Trace, batch: Batch) -> Tensor:
     return exit_losses(network, made, batch, sorted(network.ramps)).sum()
 
 
+@dataclass
+class Dropping(Stage):
+    """Tokens are gone in training as at run time: who leaves is settled, the rest learns to answer without them."""
+
+    objective: Objective = last_exit
+
+    resting: ClassVar[tuple[str, ...]]  # how the names of parameters begin that say who leaves
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if not name.startswith(self.resting)]
+
+    def drawn(self) -> Policy:
+        """How the next batch is run; as dev rows are, unless a method varies it."""
+        return self.policy()
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        loss = self.objective(self.network, tape(self.network, batch.packed, self.drawn()), batch)
+        backward(loss)
+        return {"loss": loss.detach()}

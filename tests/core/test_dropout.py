@@ -1,0 +1,48 @@
+"""Our dropout is torch's in distribution, and repeats itself from a seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from offramp.core.dropout import dropout, dropped
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_values_go_as_often_as_asked_and_the_rest_grows(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x = torch.full((401, 501), 3.0, dtype=dtype, requires_grad=True)
+    y = dropout(x, p)
+    gone = y == 0
+    assert abs(gone.float().mean().item() - p) < 0.004
+    assert torch.equal(y[~gone], torch.full_like(y[~gone], 3.0) * (1 / (1 - p)))
+    spread = gone.float().mean(0).std().item(), gone.float().mean(1).std().item()
+    assert spread == pytest.approx([(p * (1 - p) / n) ** 0.5 for n in (401, 501)], rel=0.15)  # no pattern by place
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad == 0, gone) and torch.equal(grad * 3, y.detach())
+
+
+def test_a_seed_decides_and_calls_differ() -> None:
+    x = torch.ones(64, 7)
+    torch.manual_seed(5)
+    first, second = dropout(x, 0.3), dropout(x, 0.3)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(x, 0.3), first) and not torch.equal(first, second)
+
+
+def test_odd_shapes_views_and_the_ends() -> None:
+    x = torch.arange(1.0, 16.0).reshape(3, 5)
+    assert dropout(x, 0.0) is x and dropout(x, 0.5, training=False) is x and not dropout(x, 1.0).any()
+    y = dropout(x.t(), 0.4)
+    assert y.shape == (5, 3) and 0 < int((y == 0).sum()) < 15
+    assert torch.allclose(y[y != 0], (x.t() / 0.6)[y != 0])
+    assert dropout(torch.ones(0, 4), 0.1).shape == (0, 4)
+    assert dropout(torch.ones(9, dtype=torch.float64), 0.5).dtype == torch.float64
+
+
+def test_modules_that_drop_in_their_own_way_are_asked() -> None:
+    x = torch.ones(50)
+    assert dropped(nn.Identity(), x) is x and dropped(nn.Dropout(0.5).eval(), x) is x
+    assert (dropped(nn.Dropout(0.5), x) == 0).any()

@@ -1,0 +1,83 @@
+"""Attention written out equals the fused kernel, gradients too, and drops weights as it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offramp.core.written import scored, written_out
+
+
+def block(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 3, n, 8).to(dtype).requires_grad_() for n in (5, 7, 7))
+    return q, k, v
+
+
+def masks() -> dict[str, Tensor | None]:
+    seen = torch.arange(7)[None, None, None, :] < torch.tensor([7, 4])[:, None, None, None]
+    return {"none": None, "seen": seen, "added": torch.zeros(2, 1, 1, 7).masked_fill(~seen, float("-inf"))}
+
+
+@pytest.mark.parametrize("kind", ["none", "seen", "added"])
+def test_it_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
+    parts, mask = block(), masks()[kind]
+    made, meant = written_out(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
+    pull = torch.randn_like(made)
+    torch.testing.assert_close(made, meant)
+    ours, theirs = (torch.autograd.grad(out, parts, pull) for out in (made, meant))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_bfloat16_stays_narrow_under_autocast_and_close() -> None:
+    parts = block(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = written_out(parts, masks()["seen"], 0.0)
+    meant = F.scaled_dot_product_attention(*(x.float() for x in parts), attn_mask=masks()["seen"])
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.float(), meant, atol=0.03, rtol=0.03)
+    assert all(g.dtype == torch.bfloat16 for g in torch.autograd.grad(made.float().sum(), parts))
+
+
+@pytest.mark.parametrize("kind", ["seen", "added"])
+def test_gradients_are_those_of_what_was_kept(kind: str) -> None:
+    """With the same numbers drawn the function is smooth, so small steps tell its slope."""
+    parts = tuple(x.detach().double().requires_grad_() for x in block())
+    mask = masks()[kind]
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
+
+    def drawn(*given: Tensor) -> Tensor:
+        torch.manual_seed(9)
+        return written_out((given[0].float(), given[1].float(), given[2].float()), mask, 0.4).double()
+
+    q, k, v = parts
+    made = drawn(q, k, v)
+    assert not torch.allclose(made, written_out((q.float(), k.float(), v.float()), mask, 0.0).double())
+    pull = torch.randn_like(made)
+    for place, grad in enumerate(torch.autograd.grad(made, parts, pull)):
+        way = torch.randn_like(grad)
+        there, back = ([x + s * 1e-2 * way if i == place else x for i, x in enumerate(parts)] for s in (1, -1))
+        slope = ((drawn(*there) - drawn(*back)) * pull).sum() / 2e-2
+        assert slope.item() == pytest.approx((grad * way).sum().item(), rel=0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_what_each_key_received_is_told_without_a_gradient(learning: bool) -> None:
+    q, k, v = (x.detach().requires_grad_(learning) for x in block())
+    mask = masks()["seen"]
+    out, mean = scored((q, k, v), mask, 0.0)
+    plain = (q @ k.transpose(2, 3) * 8**-0.5).masked_fill(~mask, float("-inf")).softmax(-1)  # type: ignore[operator]
+    torch.testing.assert_close(out, plain @ v)
+    torch.testing.assert_close(mean, plain.mean(1).detach())
+    assert not mean.requires_grad and out.requires_grad == learning
+
+
+def test_those_who_see_nothing_spoil_nobody() -> None:
+    q, k, v = block()
+    mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
+    mask[0, 0, 2] = False
+    out, _ = scored((q, k, v), mask, 0.0, blind=True)
+    (grad,) = torch.autograd.grad(out[:, :, :2].sum(), k)
+    assert out[0, 0, 2].isnan().all() and not grad.isnan().any()

@@ -1,0 +1,149 @@
+"""What the compiled engine compiles: pieces kept as files, shared by threads, and what stays with torch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from offramp import engines
+from offramp.core.loop import State
+from offramp.core.packed import Packed, pack
+from offramp.core.policy import Policy
+from offramp.engines import How, _shelf
+from offramp.engines.openvino import OpenVINOEngine
+from offramp.parts.exits import ExitOptions, ramps
+from offramp.parts.heads import LexicalRamp, OffRamp
+from offramp.parts.network import network
+from offramp.tasks import get
+from tests import tiny
+from tests.engines.test_openvino import EVEN, MOMENTS, RAGGED, answer, compiled, net_for
+from tests.fakes import Leave
+
+
+def test_threads_may_share_compiled_graphs() -> None:
+    net, engine = net_for("classification", "bert"), compiled("classification", "bert")
+    batches = [pack(tiny.rows([n, 2 * n, 3], seed=n)) for n in range(2, 10)]
+    wanted = [answer(engine, net, MOMENTS["exits"], packed).logits for packed in batches]
+    wrong: list[int] = []
+
+    def work(start: int) -> None:
+        for turn in range(40):
+            i = (start + turn) % len(batches)
+            if not torch.allclose(answer(engine, net, MOMENTS["exits"], batches[i]).logits, wanted[i], atol=1e-5):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def blobs(folder: Path) -> dict[str, int]:
+    return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in folder.rglob("*.blob")}
+
+
+def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = network(tiny.model("bert", seed=3), net_for("classification", "bert").task)
+    packed, policy = pack(tiny.rows([4])), Leave({1: []})
+
+    def start(precision: str = "fp32") -> Tensor:
+        engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]
+        return answer(engine, net, policy, packed).logits
+
+    before = start()
+    first = blobs(tmp_path)
+    assert len(first) == 1 + net.depth  # embeddings, layers, the last exit with its layer
+    monkeypatch.setattr(_shelf, "convert", None)  # nothing is compiled the second time
+    assert torch.equal(start(), before) and blobs(tmp_path) == first
+    monkeypatch.undo()
+
+    with torch.no_grad():
+        net.hf.bert.encoder.layer[1].output.dense.weight.mul_(1.5)
+    assert not torch.allclose(start(), before, atol=1e-4)
+    second = blobs(tmp_path)
+    assert len(second) == len(first) and len(first.keys() - second.keys()) == 1  # that layer alone, its old file gone
+
+    start("bf16")
+    assert len(blobs(tmp_path)) > len(second)  # other settings lie beside
+    monkeypatch.setattr(_shelf, "__version__", "another")
+    start()
+    assert not blobs(tmp_path / "openvino" / "fp32-1").keys() & {name.split("/")[-1] for name in second}
+
+
+def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
+    net, packed = net_for("classification", "bert"), pack(tiny.rows([4]))
+    for path in (tmp_path / "a", tmp_path / "file"):
+        (tmp_path / "file").write_text("no folder")
+        for _ in range(2):
+            engine = engines.make("openvino", net.encoder, How("fp32", 1, path))
+            assert answer(engine, net, Policy(), packed).logits.shape == (1, 3)
+            for blob in path.rglob("*.blob"):
+                blob.write_bytes(b"nonsense")
+
+
+def test_torch_computes_with_one_thread_while_graphs_run() -> None:
+    """Its threads spin after every product, on the cores that graphs want."""
+    seen, before = [], torch.get_num_threads()
+
+    class Looks(Leave):
+        def leave(self, layer: int, s: State) -> Tensor | None:
+            seen.append(torch.get_num_threads())
+            return super().leave(layer, s)
+
+    try:
+        torch.set_num_threads(2)
+        net, engine = net_for("classification", "bert"), compiled("classification", "bert")
+        answer(engine, net, Looks({1: [0]}), pack(tiny.rows([5, 6])))
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = net_for("classification", "bert")
+    real = OffRamp.forward
+
+    def counts(self: OffRamp, packed: Packed) -> Tensor:
+        assert packed.count == 3  # a number of rows that is known: nothing a graph of free shapes can have
+        return real(self, packed)
+
+    monkeypatch.setattr(OffRamp, "forward", counts)
+    engine = engines.make("openvino", net.encoder, How("fp32", 1))
+    assert isinstance(engine, OpenVINOEngine)
+    answer(engine, net, Leave({1: [0, 1, 2]}), pack(tiny.rows([5, 6, 7])))
+    assert engine.shelf.graphs["head-1"] is None
+
+
+@pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
+def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(lengths: list[int]) -> None:
+    """Ids of a real vocabulary: their hashes are beyond what floats count."""
+    task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
+    net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
+    net.added.update({"ramps": ramps(net, ExitOptions(lexical_depth=1))})
+    torch.manual_seed(1)
+    for layer in (0, 1):
+        ramp = net.ramps[layer]
+        assert isinstance(ramp, LexicalRamp)
+        for table in (ramp.words, ramp.pairs):
+            torch.nn.init.normal_(table)
+    net.eval()
+    engine = engines.make("openvino", net.encoder, How("fp32", 1))
+    packed = pack([torch.randint(60_000, (length,)).tolist() for length in lengths])
+    with torch.inference_mode():
+        states, logits = engine.opened(engine.exits(net), packed)
+        wanted = packed.with_states(net.encoder.embed(packed))
+        assert logits is not None
+        assert torch.allclose(states, wanted.states, atol=1e-4)
+        assert torch.allclose(logits, net(0, wanted), atol=1e-3)
+        states, logits = engine.answered(1, engine.exits(net), wanted)
+        assert logits is not None
+        assert torch.allclose(logits, net(1, wanted.with_states(states)), atol=1e-3)
+        assert torch.allclose(engine.exits(net)(1, wanted), net(1, wanted), atol=1e-3)
