@@ -13,6 +13,7 @@ from torch import Tensor
 from offramp.errors import OfframpError
 from offramp.methods import adapler
 from offramp.methods.adapler import FineTune, LengthTraining, Options
+from offramp.model.predictor import Predictor
 from offramp.parts.batch import Batch, Data
 from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
@@ -114,14 +115,29 @@ def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -
 
 def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
     run_folder = runs.train(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
-    from offramp.model.predictor import Predictor
-
     predictor = Predictor.load(str(run_folder))
     shares = [p.mac_share for p in predictor.points.points]
     assert min(shares) < 0.9 and adapler.cuts(predictor.network).eta.mean() > 0.3
 
 
-def test_starting_from_the_pretrained_model(base: str, tmp_path: Path) -> None:
+def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, data = build(options=Options(settle=True))
+    assert [stage.name for stage in adapler.stages(net, Options())] == ["fine-tune", "length"]
+    *_, stage = adapler.stages(net, Options(settle=True))
+    names = {name for name, _ in stage.trainable()}
+    assert {name for name, _ in net.named_parameters()} - names == {
+        name for name, _ in net.named_parameters() if name.startswith(("added.extra.", "added.cuts."))
+    }
+    drawn: list[float] = []
+    real = adapler.Policy
+    monkeypatch.setattr(adapler, "Policy", lambda net, s: drawn.append(s.scale) or real(net, s))
+    for _ in range(4):
+        stage.step(everyone(net, data), lambda loss: loss.backward())
+    assert len(set(drawn)) == 4 and all(0.0 <= scale <= adapler.SETTLED for scale in drawn)
+    assert net.hf.classifier.weight.grad is not None and adapler.cuts(net).eta.grad is None
+
+
+def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
     net, data = build(options=Options(start="pretrained"))
     first, stage = adapler.stages(net, Options(start="pretrained"))
     first.prepare(data, tmp_path)
