@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__, methods
+from offramp.cli._options import command_line
 from offramp.errors import OfframpError
 from offramp.model.files import write_json
 from offramp.model.folder import read_recipe
@@ -34,6 +35,7 @@ from offramp.study.timing import interleaved
 from offramp.text.read import read
 
 FULL = ("the whole stack", -1)
+PROGRAM = "python benchmarks/planned.py"
 Row = Mapping[str, Any]
 Name = tuple[str, int]  # of a line, number of the run
 
@@ -60,12 +62,6 @@ class Run:
         """Those of some settings that its method has."""
         names = {field.name for field in fields(self.predictor.model.method.settings)}
         return {name: value for name, value in given.items() if name in names}
-
-
-def command_line() -> str:
-    """The command as typed, without the folders of this machine."""
-    words = ("/".join(Path(word).parts[-2:]) if word.startswith("/") else word for word in sys.argv[1:])
-    return " ".join(["python benchmarks/planned.py", *words])
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
@@ -194,7 +190,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     made, cells = variants(runs, options), dict[Name, dict[str, Any]]()
     for name, settings in made.items():
         run = runs[name[1]]
-        cells[name] = evaluate(run.predictor, rows, settings, Origin(data, split, command_line(), run.recipe))
+        cells[name] = evaluate(run.predictor, rows, settings, Origin(data, split, command_line(PROGRAM), run.recipe))
         print(f"{name[0]}, {Path(run.folder).name}: {cells[name]['metrics']}", file=sys.stderr, flush=True)
     some = rows[:: max(1, len(rows) // options.timed)][: options.timed]
     speeds = {str(size): timed(runs, made, some, size, options.rounds) for size in options.batch_sizes}
@@ -203,7 +199,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     about |= {"model": model_name(first.model.base_model), "runs": known, "metric": metrics.pop()}
     how = {"engine": first.engine_name, "precision": "fp32", "threads": options.threads, "rounds": options.rounds}
     how |= {"batch_sizes": options.batch_sizes, "timed_rows": len(some), "setting": options.setting}
-    made_by = {"hardware": hardware(), "command": command_line(), "version": __version__}
+    made_by = {"hardware": hardware(), "command": command_line(PROGRAM), "version": __version__}
     whole = {size: round(own[FULL], 3) for size, own in speeds.items()}
     table = {"whole_stack": whole, "lines": lines_of(cells, speeds, about["metric"])}
     return {**about, **how, **table, **made_by, "date": datetime.date.today().isoformat()}

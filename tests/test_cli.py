@@ -16,6 +16,7 @@ import pytest
 
 import offramp
 from offramp import cli
+from offramp.cli._options import command_line
 from tests import runs
 
 COMMANDS = cli.names()
@@ -63,6 +64,12 @@ def training(base: str, **options: Any) -> list[str]:
     given = {"model": base, "train": "train.jsonl", "out": "run", "epochs": 1, "batch_size": 8, **options}
     words = [(f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])) for name, value in given.items()]
     return ["train", *(word for pair in words for word in pair)]
+
+
+def test_commands_are_told_without_the_folders_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["offramp", "eval", "/home/me/runs/a", "--json=/home/me/out/b.json", "--set", "k=1", "~/x/y/z", "c/d"]
+    monkeypatch.setattr(sys, "argv", typed)
+    assert command_line() == "offramp eval runs/a --json=out/b.json --set k=1 y/z c/d"
 
 
 def test_help_lists_the_commands(call: Call) -> None:

@@ -43,7 +43,11 @@ def seconds(latency: str | None) -> float | None:
     return None if latency is None else parse_latency(latency)
 
 
-def command_line() -> str:
+def command_line(program: str = "offramp") -> str:
     """The command as typed, without the folders of this machine."""
-    words = ("/".join(Path(word).parts[-2:]) if word.startswith("/") else word for word in sys.argv[1:])
-    return " ".join(["offramp", *words])
+    return " ".join([program, *map(_short, sys.argv[1:])])
+
+
+def _short(word: str) -> str:
+    option, given, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    return option + given + ("/".join(Path(value).parts[-2:]) if value.startswith(("/", "~")) else value)
