@@ -18,16 +18,17 @@ def block(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
 
 def masks() -> dict[str, Tensor | None]:
     seen = torch.arange(7)[None, None, None, :] < torch.tensor([7, 4])[:, None, None, None]
-    return {"none": None, "seen": seen, "added": torch.zeros(2, 1, 1, 7).masked_fill(~seen, float("-inf"))}
+    added = torch.zeros(2, 1, 1, 7).masked_fill(~seen, float("-inf"))
+    return {"none": None, "seen": seen, "added": added, "learned": torch.randn(2, 1, 5, 7).requires_grad_()}
 
 
-@pytest.mark.parametrize("kind", ["none", "seen", "added"])
+@pytest.mark.parametrize("kind", ["none", "seen", "added", "learned"])
 def test_it_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
     parts, mask = block(), masks()[kind]
     made, meant = written_out(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
-    pull = torch.randn_like(made)
+    pull, given = torch.randn_like(made), parts if kind != "learned" else (*parts, mask)
     torch.testing.assert_close(made, meant)
-    ours, theirs = (torch.autograd.grad(out, parts, pull) for out in (made, meant))
+    ours, theirs = (torch.autograd.grad(out, given, pull) for out in (made, meant))
     torch.testing.assert_close(ours, theirs)
 
 

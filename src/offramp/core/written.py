@@ -1,9 +1,8 @@
 """Attention product by product, for training on a CPU: the fused kernel knows no dropout, and its backward pass in
 bfloat16 takes far longer.
 
-What is seen or not is a matter of yes and no for most methods. For them one function of autograd keeps the matrix of
-weights in the states' own precision and walks over it as seldom as can be; whoever learns what may be seen (an added
-mask) takes the long way.
+One function of autograd keeps the matrix of weights in the states' own precision and walks over it as seldom as can be.
+A mask says what may be seen, or is added (and may learn).
 """
 
 from __future__ import annotations
@@ -21,19 +20,15 @@ Block = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: [rows, heads, pl
 
 def written_out(block: Block, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax of the scaled products, dropped in part, times the values."""
-    q, k, v = block
-    if mask is None or mask.dtype == torch.bool:
-        made: Tensor = _Written.apply(q, k, v, mask, drop, False)[0]
-        return made
-    weights = with_mask((q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5, mask).softmax(-1).to(v.dtype)
-    return dropout(weights, drop) @ v
+    made: Tensor = _Written.apply(*block, mask, drop, False)[0]
+    return made
 
 
 def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) -> tuple[Tensor, Tensor]:
     """The same, and the weights averaged over heads, which carry no gradient: they rank. `blind`: some may see nothing,
     which is NaN and must not spread."""
     q, k, v = block
-    if q.requires_grad and not blind and (mask is None or mask.dtype == torch.bool):
+    if q.requires_grad and not blind:
         made: tuple[Tensor, Tensor] = _Written.apply(q, k, v, mask, drop, True)
         return made
     weights = with_mask(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, mask).softmax(-1)
@@ -48,25 +43,29 @@ class _Written(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):  # it would widen the matrix
             ctx.scale, ctx.factor = q.shape[-1] ** -0.5, 1.0 / (1.0 - drop)
             q = q * ctx.scale
-            scores = q @ k.transpose(2, 3)
-            if mask is not None:
-                scores.masked_fill_(~mask, float("-inf"))
-            weights = scores.softmax(-1)
+            weights = _masked(q @ k.transpose(2, 3), mask).softmax(-1)
             ctx.kept = kept_bits(weights.shape, drop) if drop else None
             left = weights if ctx.kept is None else blanked(weights, ctx.kept, ctx.factor)
-            ctx.save_for_backward(q, k, v, weights, left)
+            ctx.save_for_backward(q, k, v, mask, weights, left)
             mean = weights.mean(1, dtype=torch.float32) if ranks else None
             if mean is not None:
                 ctx.mark_non_differentiable(mean)
             return left @ v, mean
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        q, k, v, weights, left = ctx.saved_tensors
-        grad = grads[0]
-        pulled = grad @ v.transpose(2, 3)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, weights, left = ctx.saved_tensors
+        pulled = grads[0] @ v.transpose(2, 3)
         if ctx.kept is not None:
             pulled = blanked(pulled, ctx.kept, ctx.factor)
         pulled = torch._softmax_backward_data(pulled, weights, -1, weights.dtype)
-        for_k, for_v = pulled.transpose(2, 3) @ q, left.transpose(2, 3) @ grad
-        return (pulled @ k).mul_(ctx.scale), for_k, for_v, None, None, None
+        for_q, for_k = (pulled @ k).mul_(ctx.scale), pulled.transpose(2, 3) @ q
+        for_mask = pulled.sum_to_size(mask.shape).to(mask.dtype) if ctx.needs_input_grad[3] else None
+        return for_q, for_k, left.transpose(2, 3) @ grads[0], for_mask, None, None
+
+
+def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """As `with_mask`, in place."""
+    if mask is None:
+        return scores
+    return scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
