@@ -7,7 +7,7 @@ A mask says what may be seen, or is added (and may learn).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,16 @@ from offramp.core.relative import with_mask
 Block = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: [rows, heads, places, width]
 
 
+class How(NamedTuple):
+    """Of an attention."""
+
+    drop: float
+    ranks: bool = False  # whether the mean weights are told
+
+
 def written_out(block: Block, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax of the scaled products, dropped in part, times the values."""
-    made: Tensor = _Written.apply(*block, mask, drop, False)[0]
+    made: Tensor = _Written.apply(*block, mask, How(drop))[0]
     return made
 
 
@@ -29,7 +36,7 @@ def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) 
     which is NaN and must not spread."""
     q, k, v = block
     if q.requires_grad and not blind:
-        made: tuple[Tensor, Tensor] = _Written.apply(q, k, v, mask, drop, True)
+        made: tuple[Tensor, Tensor] = _Written.apply(*block, mask, How(drop, ranks=True))
         return made
     weights = with_mask(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, mask).softmax(-1)
     return dropout(weights, drop) @ v, weights.detach().mean(1)
@@ -38,16 +45,16 @@ def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) 
 class _Written(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, drop: float, ranks: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How
     ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(q.device.type, enabled=False):  # it would widen the matrix
-            ctx.scale, ctx.factor = q.shape[-1] ** -0.5, 1.0 / (1.0 - drop)
+            ctx.scale, ctx.factor = q.shape[-1] ** -0.5, 1.0 / (1.0 - how.drop)
             q = q * ctx.scale
             weights = _masked(q @ k.transpose(2, 3), mask).softmax(-1)
-            ctx.kept = kept_bits(weights.shape, drop) if drop else None
+            ctx.kept = kept_bits(weights.shape, how.drop) if how.drop else None
             left = weights if ctx.kept is None else blanked(weights, ctx.kept, ctx.factor)
             ctx.save_for_backward(q, k, v, mask, weights, left)
-            mean = weights.mean(1, dtype=torch.float32) if ranks else None
+            mean = weights.mean(1, dtype=torch.float32) if how.ranks else None
             if mean is not None:
                 ctx.mark_non_differentiable(mean)
             return left @ v, mean
@@ -61,7 +68,7 @@ class _Written(torch.autograd.Function):
         pulled = torch._softmax_backward_data(pulled, weights, -1, weights.dtype)
         for_q, for_k = (pulled @ k).mul_(ctx.scale), pulled.transpose(2, 3) @ q
         for_mask = pulled.sum_to_size(mask.shape).to(mask.dtype) if ctx.needs_input_grad[3] else None
-        return for_q, for_k, left.transpose(2, 3) @ grads[0], for_mask, None, None
+        return for_q, for_k, left.transpose(2, 3) @ grads[0], for_mask, None
 
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
