@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from offramp.budget.calibrate import calibrate
+from offramp import methods
+from offramp.budget.calibrate import calibrate, quick
 from offramp.budget.record import record, replay
 from offramp.budget.subject import CANDIDATES, cuts
 from offramp.model.predictor import Predictor
 from offramp.model.runner import score
 from offramp.parts.batch import Data
+from offramp.text.tokenise import Encoded
 from tests import runs
 
 WITH_EXITS = ["classification", "pairs", "tagging", "span"]
@@ -48,6 +50,18 @@ def test_a_replay_is_a_real_run(every_task: dict[str, Path], kind: str) -> None:
             assert a.shape == b.shape and np.allclose(a, b, atol=1e-5)
         exits |= set(real.exit_layer)
     assert len(exits) > 2, "rows left at one place only: little was tested"
+
+
+def test_the_first_look_at_lengths_is_bounded_in_rows_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def many(count: int, tokens: int) -> Data:
+        return Data([{"text": ""}] * count, [Encoded([5] * tokens, [], n, [], [], 0) for n in range(count)])
+
+    monkeypatch.setattr("offramp.budget.calibrate.FEW", 20)
+    lengths, exits = methods.get("length_adaptive"), methods.get("branchynet")
+    sizes = {(rows, tokens): len(quick(lengths, many(rows, tokens)).rows)
+             for rows, tokens in ((30, 9), (3000, 9), (900, 400), (300, 9000))}  # fmt: skip
+    assert sizes == {(30, 9): 30, (3000, 9): 1000, (900, 400): 250, (300, 9000): 20}
+    assert len(quick(exits, many(3000, 9)).rows) == 3000  # recorded once, whatever is tried
 
 
 def _unsure(model: Predictor, data: Data, layer: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from offramp.parts.network import Network
 from offramp.parts.space import Fixed, Lengths, Product, Threshold
 
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
-ENOUGH = 1000  # rows for a first look at lengths
+ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look at lengths
 EXITS = 24  # of a pair, under each length setting
 BRIEF = 8  # generations of their search
 
@@ -108,9 +108,11 @@ def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool 
 
 def quick(method: Method, data: Data) -> Data:
     """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
-    if len(data.rows) <= ENOUGH or not isinstance(method.space, Lengths | Product):
+    rows, tokens = len(data.rows), sum(len(one.ids) for one in data.encoded)
+    kept = min(ENOUGH, max(FEW, rows * LONG // max(1, tokens)))
+    if rows <= kept or not isinstance(method.space, Lengths | Product):
         return data
-    return _some(data, [number * len(data.rows) // ENOUGH for number in range(ENOUGH)])
+    return _some(data, [number * rows // kept for number in range(kept)])
 
 
 def _some(data: Data, rows: Sequence[int]) -> Data:

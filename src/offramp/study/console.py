@@ -62,6 +62,8 @@ class TrainingConsole:
             say_plainly(f"{news['stage']}, epoch {news['epoch']}: loss {news['loss']:.4f}, dev {listed}")
         elif "steps" in news:
             self._advance(news)
+        elif "choosing" in news:
+            say_plainly(f"choosing operating points on {news['choosing']} rows")
         else:
             cut = f", {news['cut']} truncated to {news['max_length']} tokens" if news["cut"] else ""
             say_plainly(f"{news['rows']} rows to train on, {news['dev']} to choose on{cut}")

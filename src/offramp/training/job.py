@@ -124,7 +124,9 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
         say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
         trainer = Trainer(model.network, job.schedule, partial, say)
         progress = trainer.fit(stages, train_data, dev_data)
-        points = calibrate(model.network, method, quick(method, dev_data), rows.dev_name, recipe["dev_fingerprint"])
+        chosen_on = quick(method, dev_data)
+        say(choosing=len(chosen_on.rows))
+        points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
             for noticed in points.warnings:
                 warnings.warn(noticed, stacklevel=2)
