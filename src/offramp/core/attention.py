@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 from offramp.core import varlen
 from offramp.core.layout import Bucket, Index, Layout, Plan, Scores, layout
 from offramp.core.relative import distance_scores, with_mask
-from offramp.core.written import Block, scored, written_out
+from offramp.core.written import Block, learning, scored, written_out
 
 __all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad"]
 
@@ -101,9 +101,8 @@ def _places(where: Layout, bucket: Bucket) -> tuple[Tensor, Tensor]:
 def _mixed(block: Block, mask: Tensor | None, plan: Plan) -> Tensor:
     """The fused kernel, except where single products are quicker: training on a CPU, with dropout or in bfloat16."""
     q, k, v = block
-    learning = q.requires_grad and q.device.type == "cpu"
     slow = plan.dropout > 0 or (q.dtype == torch.bfloat16 and k.shape[2] <= 128)  # long rows: its backward pass wins
-    if not learning or not slow or plan.window is not None:  # filler outside its window sees nothing: NaN if written
+    if not learning(q) or not slow or plan.window is not None:  # filler outside its window sees nothing: NaN if written
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=plan.dropout)
     return written_out(block, mask, plan.dropout)
 

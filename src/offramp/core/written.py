@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offramp.core.dropout import blanked, dropout, kept_bits
+from offramp.core.dropout import BITS, blanked, dropout, kept_bits
 from offramp.core.relative import with_mask
 
 Block = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: [rows, heads, places, width]
@@ -25,6 +25,11 @@ class How(NamedTuple):
     ranks: bool = False  # whether the mean weights are told
 
 
+def learning(q: Tensor) -> bool:
+    """Whether this is training on a CPU, in a precision whose bits can be blanked."""
+    return q.requires_grad and q.device.type == "cpu" and q.dtype in BITS
+
+
 def written_out(block: Block, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax of the scaled products, dropped in part, times the values."""
     made: Tensor = _Written.apply(*block, mask, How(drop))[0]
@@ -35,7 +40,7 @@ def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) 
     """The same, and the weights averaged over heads, which carry no gradient: they rank. `blind`: some may see nothing,
     which is NaN and must not spread."""
     q, k, v = block
-    if q.requires_grad and not blind:
+    if learning(q) and not blind:
         made: tuple[Tensor, Tensor] = _Written.apply(*block, mask, How(drop, ranks=True))
         return made
     weights = with_mask(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, mask).softmax(-1)
