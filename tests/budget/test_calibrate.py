@@ -52,7 +52,7 @@ def test_a_replay_is_a_real_run(every_task: dict[str, Path], kind: str) -> None:
     assert len(exits) > 2, "rows left at one place only: little was tested"
 
 
-def test_the_first_look_at_lengths_is_bounded_in_rows_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_look_is_bounded_where_each_setting_is_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def many(count: int, tokens: int) -> Data:
         return Data([{"text": ""}] * count, [Encoded([5] * tokens, [], n, [], [], 0) for n in range(count)])
 
@@ -62,6 +62,9 @@ def test_the_first_look_at_lengths_is_bounded_in_rows_and_tokens(monkeypatch: py
              for rows, tokens in ((30, 9), (3000, 9), (900, 400), (300, 9000))}  # fmt: skip
     assert sizes == {(30, 9): 30, (3000, 9): 1000, (900, 400): 250, (300, 9000): 20}
     assert len(quick(exits, many(3000, 9)).rows) == 3000  # recorded once, whatever is tried
+    assert len(quick(methods.get("adapler"), many(3000, 9)).rows) == 1000
+    assert len(quick(methods.get("length_adaptive+branchynet"), many(3000, 9)).rows) == 1000
+    assert len(quick(methods.get("full"), many(3000, 9)).rows) == 3000
 
 
 def _unsure(model: Predictor, data: Data, layer: int) -> np.ndarray:

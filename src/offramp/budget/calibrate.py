@@ -22,10 +22,10 @@ from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Data
 from offramp.parts.network import Network
-from offramp.parts.space import Fixed, Lengths, Product, Threshold
+from offramp.parts.space import Fixed, Threshold
 
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
-ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look at lengths
+ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look
 EXITS = 24  # of a pair, under each length setting
 BRIEF = 8  # generations of their search
 
@@ -110,7 +110,7 @@ def quick(method: Method, data: Data) -> Data:
     """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
     rows, tokens = len(data.rows), sum(len(one.ids) for one in data.encoded)
     kept = min(ENOUGH, max(FEW, rows * LONG // max(1, tokens)))
-    if rows <= kept or not isinstance(method.space, Lengths | Product):
+    if rows <= kept or (method.replays and method.pair is None) or isinstance(method.space, Fixed):
         return data
     return _some(data, [number * rows // kept for number in range(kept)])
 
