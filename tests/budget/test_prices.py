@@ -21,7 +21,8 @@ from tests import runs
 
 
 def log(*events: tuple[str, int, list[int], list[int], list[int]]) -> list[Event]:
-    return [Event(what, layer, *(torch.tensor(part) for part in parts)) for what, layer, *parts in events]  # type: ignore[arg-type]
+    parts = [(what, layer, *map(torch.tensor, rest)) for what, layer, *rest in events]
+    return [Event(*one) for one in parts]  # type: ignore[arg-type]  # tuples of mixed kinds, spelt short
 
 
 def test_features_count_what_was_done_for_each_row() -> None:
@@ -54,11 +55,11 @@ def ticking(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
     clock, engine = {"now": 0.0}, model.engine
     attend, feed = type(engine).attend, type(engine).feed
 
-    def slow_attend(self, layer, queries, *more):  # type: ignore[no-untyped-def]
+    def slow_attend(self, layer, queries, *more):  # type: ignore[no-untyped-def]  # stands in for the engine's
         clock["now"] += 0.001 + 0.0001 * len(queries)
         return attend(self, layer, queries, *more)
 
-    def slow_feed(self, layer, x):  # type: ignore[no-untyped-def]
+    def slow_feed(self, layer, x):  # type: ignore[no-untyped-def]  # as above
         clock["now"] += 0.001 + 0.0001 * len(x)
         return feed(self, layer, x)
 

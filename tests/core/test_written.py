@@ -69,7 +69,7 @@ def test_what_each_key_received_is_told_without_a_gradient(learning: bool) -> No
     q, k, v = (x.detach().requires_grad_(learning) for x in block())
     mask = masks()["seen"]
     out, mean = scored((q, k, v), mask, 0.0)
-    plain = (q @ k.transpose(2, 3) * 8**-0.5).masked_fill(~mask, float("-inf")).softmax(-1)  # type: ignore[operator]
+    plain = (q @ k.transpose(2, 3) * 8**-0.5).masked_fill(~mask, float("-inf")).softmax(-1)  # type: ignore[operator]  # it is no None here
     torch.testing.assert_close(out, plain @ v)
     torch.testing.assert_close(mean, plain.mean(1).detach())
     assert not mean.requires_grad and out.requires_grad == learning

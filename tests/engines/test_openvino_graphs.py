@@ -55,7 +55,7 @@ def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
     packed, policy = pack(tiny.rows([4])), Leave({1: []})
 
     def start(precision: str = "fp32") -> Tensor:
-        engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]
+        engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
         return answer(engine, net, policy, packed).logits
 
     before = start()

@@ -18,8 +18,8 @@ from offramp.core.relative import with_mask
 Block = tuple[Tensor, Tensor, Tensor]  # queries, keys, values: [rows, heads, places, width]
 
 
-class How(NamedTuple):
-    """Of an attention."""
+class Asked(NamedTuple):
+    """What is asked of an attention beside its mixture."""
 
     drop: float
     ranks: bool = False  # whether the mean weights are told
@@ -32,7 +32,7 @@ def learning(q: Tensor) -> bool:
 
 def written_out(block: Block, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax of the scaled products, dropped in part, times the values."""
-    made: Tensor = _Written.apply(*block, mask, How(drop))[0]
+    made: Tensor = _Written.apply(*block, mask, Asked(drop))[0]
     return made
 
 
@@ -41,7 +41,7 @@ def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) 
     which is NaN and must not spread."""
     q, k, v = block
     if learning(q) and not blind:
-        made: tuple[Tensor, Tensor] = _Written.apply(*block, mask, How(drop, ranks=True))
+        made: tuple[Tensor, Tensor] = _Written.apply(*block, mask, Asked(drop, ranks=True))
         return made
     weights = with_mask(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, mask).softmax(-1)
     return dropout(weights, drop) @ v, weights.detach().mean(1)
@@ -50,16 +50,16 @@ def scored(block: Block, mask: Tensor | None, drop: float, blind: bool = False) 
 class _Written(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: How
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, asked: Asked
     ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(q.device.type, enabled=False):  # it would widen the matrix
-            ctx.scale, ctx.factor = q.shape[-1] ** -0.5, 1.0 / (1.0 - how.drop)
+            ctx.scale, ctx.factor = q.shape[-1] ** -0.5, 1.0 / (1.0 - asked.drop)
             q = q * ctx.scale
             weights = _masked(q @ k.transpose(2, 3), mask).softmax(-1)
-            ctx.kept = kept_bits(weights.shape, how.drop) if how.drop else None
+            ctx.kept = kept_bits(weights.shape, asked.drop) if asked.drop else None
             left = weights if ctx.kept is None else blanked(weights, ctx.kept, ctx.factor)
             ctx.save_for_backward(q, k, v, mask, weights, left)
-            mean = weights.mean(1, dtype=torch.float32) if how.ranks else None
+            mean = weights.mean(1, dtype=torch.float32) if asked.ranks else None
             if mean is not None:
                 ctx.mark_non_differentiable(mean)
             return left @ v, mean
