@@ -16,7 +16,7 @@ from offramp.errors import OfframpError
 from offramp.methods.faster_dat import Planned, Settings
 from offramp.model import folder
 from offramp.parts.batch import Batch, packed_rows
-from offramp.parts.masked import Passes, estimate
+from offramp.parts.guessed import Passes, estimate
 from offramp.parts.plans import GuessWords
 from offramp.parts.stage import Backward, Stage
 from offramp.training.schedule import Schedule

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
-from offramp.parts.masked import MaskedModel, Passes, estimate, training_loss
+from offramp.parts.guessed import Passes, estimate
+from offramp.parts.masked import MaskedModel, training_loss
 from tests import runs, tiny, tiny_tokenizers
 
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 10, 3], [2, 3]]
@@ -62,6 +63,15 @@ def test_wide_masks_hide_every_word_once_and_alone_when_they_are_far_enough_apar
     near: list[int] = []
     estimate(model, batch(), Passes(3, spacing=2), LAMBDAS, lambda rows, lengths, asked: near.extend(asked))
     assert sum(map(int, near)) == 9 and len(near) == 2 + 2 + 1
+
+
+def test_only_words_asked_for_are_hidden_in_as_few_passes_as_keep_them_apart(model: MaskedModel) -> None:
+    asked, passes = torch.tensor([False, True, True, False, False, True, False]), list[int]()
+    some = estimate(model, batch(), Passes(3, 3, asked), LAMBDAS, lambda rows, lengths, many: passes.extend(many))
+    assert list(map(int, passes)) == [1, 2]  # a word of the first row; of the second, the first and the last together
+    lone, every = estimate(model, batch(), Passes(3, 0, asked), LAMBDAS), torch.tensor(slow(model), dtype=torch.float)
+    assert torch.equal(some[1], every[1]) and torch.equal(lone[asked], every[asked])
+    assert bool((some[~asked] == 1).all()) and bool((lone[~asked] == 1).all())
 
 
 def test_the_masked_model_learns(model: MaskedModel) -> None:

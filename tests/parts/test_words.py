@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from offramp.core.packed import Packed, pack
-from offramp.parts.words import WordDepths, depths_at, mean_by_word, spread_out, table, vocabulary, words_of
+from offramp.parts.words import (
+    WordDepths,
+    depths_at,
+    mean_by_word,
+    some_occurrences,
+    spread_out,
+    table,
+    vocabulary,
+    words_of,
+)
 
 IDS = [[2, 10, 11, 10, 3], [2, 12, 3], [10, 11, 12], [2, 3]]
 WORDS = [[-1, 0, 0, 1, -1], [-1, 0, -1], [0, 0, 1], [-1, -1]]  # the third row has no special tokens, the last no words
@@ -80,6 +89,25 @@ def test_depths_of_occurrences_are_averaged_by_word() -> None:
     found = vocabulary(words_of(batch()))
     each = torch.tensor([[1.0], [5.0], [2.0], [4.0], [6.0]])
     mean = {(2,): 2.5}  # pieces → mean: "10 11" has 1 and 4
-    made = mean_by_word(found, each)
+    made = mean_by_word(found, each, some_occurrences(found, 0))
     assert made[found.which[0]].item() == mean[(2,)]
     assert made[found.which[2]].item() == 4.0 and made[found.which[1]].item() == 5.0
+    first = mean_by_word(found, each, torch.tensor([True, True, True, False, False]))  # only those looked at count
+    assert first[found.which[0]].item() == 1.0 and first[found.which[2]].item() == 2.0
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
+def test_frequent_words_are_looked_at_a_few_times_all_over_the_text(most: int) -> None:
+    torch.manual_seed(0)
+    ids = (torch.rand(400) ** 4 * 40).long()  # a few words often, many seldom
+    words = words_of(batch([ids.tolist()], [list(range(400))]))
+    found = vocabulary(words)
+    frequent = found.only(found.times > 1)
+    some = some_occurrences(frequent, most)
+    looked = torch.bincount(frequent.which[some], minlength=len(frequent.times))
+    assert torch.equal(looked, frequent.times.clamp(max=most))
+    assert not bool(some[frequent.which < 0].any())
+    assert torch.equal(some_occurrences(frequent, 0), frequent.which >= 0)
+    often = (found.which == found.times.argmax()).nonzero().squeeze(1)
+    gaps = some_occurrences(found, most)[often].nonzero().squeeze(1).diff()
+    assert not len(gaps) or int(gaps.max() - gaps.min()) <= 1  # evenly

@@ -2,7 +2,7 @@
 
 What it does: a table of word depths is made from the training rows. `mi`: mutual information of a word's presence and
 the label, −log, as many bins of equal width as layers: what tells most goes least deep. `reconstruction`: the layer
-after which a masked language model guesses the word best, argmin of loss_n + λn, averaged over the word's occurrences.
+after which a masked language model guesses the word best, argmin of loss_n + λn, averaged over (20 of) its occurrences.
 At run time a token past its depth goes idle (still key and value, no longer computed), a row ends with its deepest
 word, and a head reads maximum and mean of all tokens. Training runs by the same rule, through the same loop.
 Modifications from the paper: λn is added (Eq. 4 prints a minus, against its own text and Table 4); a row stops at its
@@ -32,11 +32,12 @@ from offramp.core.loop import State, run
 from offramp.errors import OfframpError
 from offramp.parts.artefact import kept
 from offramp.parts.batch import Batch, Data
+from offramp.parts.guessed import Passes, count, estimate
 from offramp.parts.heads import Counted, MeanMax, SharedRamp
 from offramp.parts.information import LEAST
-from offramp.parts.masked import MaskedModel, Passes, count, estimate
+from offramp.parts.masked import MaskedModel
 from offramp.parts.network import Network
-from offramp.parts.plans import PENALTIES, Extent, GuessWords, by_information, by_reconstruction, some_of
+from offramp.parts.plans import PENALTIES, Extent, Guessing, GuessWords, by_information, by_reconstruction, some_of
 from offramp.parts.space import Integer
 from offramp.parts.stage import Backward, Stage
 from offramp.parts.words import WordDepths, Words, depths_at, spread_out, words_of
@@ -71,6 +72,7 @@ class Options:
     least: float = LEAST  # mi: what tells less counts as telling this much
     penalty: float = 0.1  # reconstruction: λ
     spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
+    occurrences: int = 20  # reconstruction: of each word, as many are looked at, spread over the rows; 0: all
     rows: int = 5000  # reconstruction: training rows the table is made from; 0: all
     transductive: bool = False  # reconstruction: a pass for every word of the text to be answered, no table
     least_count: int = 1  # words that occur less often count as unseen
@@ -85,6 +87,7 @@ class Options:
             ("least", 0.0 < self.least < 1.0, "a number above 0 and below 1, e.g. 1e-7"),
             ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
             ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
+            ("occurrences", self.occurrences >= 0, "a number of occurrences, or 0 for all"),
             ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
             ("unseen", self.unseen >= 0, "a depth, or 0 for the median"),
             ("transductive", not self.transductive or self.estimation == "reconstruction",
@@ -205,8 +208,10 @@ class Planned(Stage):
         if masked is None:
             telling = options.deep == "telling"
             return by_information(self.network.task, data, extent, options.smoothing, telling, options.least)
-        rows, spacing = (0, 0) if options.transductive else (options.rows, options.spacing)
-        return by_reconstruction(self.network, masked, some_of(data, rows), extent, spacing, options.penalty)
+        how, some = Guessing(options.spacing, options.penalty, options.occurrences), some_of(data, options.rows)
+        if options.transductive:
+            how, some = Guessing(0, options.penalty), data
+        return by_reconstruction(self.network, masked, some, extent, how)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         net, layers = self.network, _table(self.network).layers

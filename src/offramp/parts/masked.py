@@ -1,18 +1,16 @@
-"""A masked language model that answers after every layer, and how deep a word must go to be guessed (Liu et al. 2021).
+"""A masked language model that answers after every layer (Liu et al. 2021).
 
 It stands beside the network that is trained, starts from the same checkpoint and uses that checkpoint's own head, one
-for all layers. A word is hidden whole; its loss after layer n is that of its pieces, its depth argmin of loss_n + λn
-(in print the sign of λ is wrong). Many words of a row are hidden at once, `spacing` words apart; `spacing=0` hides one
-at a time, a pass for every word, as the paper does.
+for all layers.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,21 +20,16 @@ from torch import Tensor, nn
 
 from offramp import backbones
 from offramp.backbones import Encoder, Head
-from offramp.core.cost import Event
-from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.oracles import best_exit
 from offramp.parts.quiet import quiet
 from offramp.parts.trace import Soft, trace
-from offramp.parts.words import Words, words_of
+from offramp.parts.words import words_of
 
 AUTO = "AutoModelForMaskedLM"
 SHARE = 0.15  # of the words are hidden in training
-TOKENS = 4096  # computed at once when depths are estimated
 ASKED = "a masked language model of the backbone"
 WAY_OUT = "say --set estimation=mi, or start from a checkpoint that can guess masked words"
-Note = Callable[[Tensor, Tensor, Tensor], None]  # rows, their lengths, how many of their tokens were asked for
 
 
 class MaskedModel(nn.Module):
@@ -164,78 +157,3 @@ def training_loss(model: MaskedModel, packed: Packed, layers: int) -> Tensor:
     corrupt = torch.where(fate < 0.8 * SHARE, model.mask_id.to(ids.device), corrupt)
     losses = layer_losses(model, packed.with_tokens(id=corrupt), hidden, ids[hidden], layers)
     return losses.sum() / max(1, losses.numel())
-
-
-class Passes(NamedTuple):
-    """How words are hidden."""
-
-    layers: int  # guessed after 1…layers
-    spacing: int  # words from one mask to the next; 0: one mask a pass
-
-
-@torch.no_grad()
-def estimate(model: MaskedModel, packed: Packed, passes: Passes, penalties: Tensor, note: Note | None = None) -> Tensor:
-    """The depth of every word of the batch at every λ: [words, penalties], whole numbers 1…layers."""
-    words = words_of(packed)
-    per_row = torch.bincount(words.row, minlength=packed.count)
-    layers, spacing = passes
-    turns = per_row if spacing == 0 else per_row.clamp(max=spacing)
-    row = torch.repeat_interleave(torch.arange(packed.count, device=per_row.device), turns)
-    turn = torch.arange(len(row), device=row.device) - (turns.cumsum(0) - turns)[row]
-    begin, made = per_row.cumsum(0) - per_row, torch.ones(len(words.key), len(penalties), device=row.device)
-    for chunk in _chunks(packed.lengths[row.cpu()]):
-        some = take_rows(packed, row[chunk].cpu())
-        mine = words_of(some)
-        place = _place_in_row(mine, some.count)
-        chosen = place == turn[chunk][mine.row] if spacing == 0 else place % spacing == turn[chunk][mine.row]
-        losses = _word_losses(model, some, mine, chosen, layers)
-        where = begin[row[chunk]][mine.row[chosen]] + place[chosen]
-        made[where] = torch.stack([best_exit(-losses, float(p)) + 1.0 for p in penalties], dim=1)
-        if note:
-            asked = torch.bincount(mine.row[chosen], weights=mine.size[chosen].double(), minlength=some.count)
-            note(row[chunk], some.lengths, asked.cpu())
-    return made
-
-
-def count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -> None:
-    """Writes what masked passes cost into the log."""
-    origin = s.packed.rows["origin"][rows]
-    s.log.append(Event("embed", 0, origin, lengths, lengths))
-    for layer in range(1, layers + 1):
-        s.log.append(Event("attend", layer, origin, lengths, lengths))
-        s.log.append(Event("feed", layer, origin, lengths, lengths))
-        s.log.append(Event("extra", layer, origin, asked, asked))
-
-
-def _word_losses(model: MaskedModel, some: Packed, words: Words, chosen: Tensor, layers: int) -> Tensor:
-    """The mean loss of each chosen word's pieces after every layer."""  # [layers, chosen]
-    ids = some.tokens["id"]
-    is_hidden = torch.cat((chosen, chosen.new_zeros(1)))[words.of_token]
-    hidden = is_hidden.nonzero().squeeze(1)
-    masked = torch.where(is_hidden, model.mask_id.to(ids.device), ids)
-    losses = layer_losses(model, some.with_tokens(id=masked), hidden, ids[hidden], layers)
-    number = chosen.long().cumsum(0) - 1
-    total = losses.new_zeros(layers, int(chosen.sum())).index_add(1, number[words.of_token[hidden]], losses)
-    return total / words.size[chosen]
-
-
-def _place_in_row(words: Words, rows: int) -> Tensor:
-    """Each word's number within its row."""
-    per_row = torch.bincount(words.row, minlength=rows)
-    return torch.arange(len(words.row), device=words.row.device) - (per_row.cumsum(0) - per_row)[words.row]
-
-
-def _chunks(lengths: Tensor) -> list[Tensor]:
-    """Passes of similar length together, about TOKENS tokens at once."""
-    order = lengths.argsort(stable=True)
-    number = (lengths[order].cumsum(0) - 1) // max(TOKENS, int(lengths.max()) if len(lengths) else 1)
-    return list(order.split(torch.unique_consecutive(number, return_counts=True)[1].tolist()))
-
-
-def take_rows(packed: Packed, rows: Tensor) -> Packed:
-    """These rows, in this order, as often as they are named; token columns only."""
-    lengths = packed.lengths[rows]
-    start = torch.repeat_interleave(packed.starts[rows] - (lengths.cumsum(0) - lengths), lengths)
-    index = (start + torch.arange(len(start))).to(packed.device)
-    tokens = {name: column.index_select(0, index) for name, column in packed.tokens.items()}
-    return Packed(torch.empty(0), lengths, {}, tokens)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from offramp.parts.batch import Batch, Data
+from offramp.parts.guessed import Passes, estimate
 from offramp.parts.information import LEAST, depths_by_information, labels_of, mutual_information, seen
-from offramp.parts.masked import MaskedModel, Passes, estimate, training_loss
+from offramp.parts.masked import MaskedModel, training_loss
 from offramp.parts.network import Network
 from offramp.parts.stage import Backward, Groups, Stage
-from offramp.parts.words import mean_by_word, table
+from offramp.parts.words import mean_by_word, some_occurrences, table
 from offramp.tasks import Task
 
 PENALTIES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # λ at which depths are kept; between them, interpolated
@@ -39,15 +40,25 @@ def by_information(
     return table(found.packed.tokens["id"], found.vocabulary, depths, torch.zeros(1), extent.unseen)
 
 
+class Guessing(NamedTuple):
+    """How depths are estimated by guessing words."""
+
+    spacing: int  # words from one mask to the next; 0: one mask a pass
+    penalty: float  # λ
+    most: int = 0  # occurrences of a word that are looked at; 0: all
+
+
 def by_reconstruction(
-    network: Network, masked: MaskedModel, data: Data, extent: Extent, spacing: int, penalty: float
+    network: Network, masked: MaskedModel, data: Data, extent: Extent, how: Guessing
 ) -> dict[str, Tensor]:
-    """The table of `WordDepths`: the layers it takes to guess a word, exact at `penalty`. Besides, the depths of every
-    single word in `own` and how many each row has in `words`."""
+    """The table of `WordDepths`: the layers it takes to guess a word, exact at its penalty. Besides, the depths of
+    every single word in `own` (1 of those not looked at) and how many each row has in `words`."""
     network.eval()
-    found, penalties = seen(network.task, data, extent.least_count), torch.tensor(sorted({*PENALTIES, penalty}))
-    own = estimate(masked, found.packed.to(network.device), Passes(extent.layers, spacing), penalties).cpu()
-    depths = mean_by_word(found.vocabulary, own)
+    found, penalties = seen(network.task, data, extent.least_count), torch.tensor(sorted({*PENALTIES, how.penalty}))
+    asked = some_occurrences(found.vocabulary, how.most)
+    passes = Passes(extent.layers, how.spacing, asked.to(network.device) if how.most else None)
+    own = estimate(masked, found.packed.to(network.device), passes, penalties).cpu()
+    depths = mean_by_word(found.vocabulary, own, asked)
     made = table(found.packed.tokens["id"], found.vocabulary, depths, penalties, extent.unseen)
     return {**made, "own": own, "words": torch.bincount(found.words.row, minlength=len(data.encoded))}
 

@@ -150,11 +150,23 @@ def depths_at(depths: Tensor, penalties: Tensor, penalty: float) -> Tensor:
     return torch.floor(torch.lerp(depths[:, left], depths[:, right], min(share, 1.0)) + 0.5).long()
 
 
-def mean_by_word(found: Vocabulary, each: Tensor) -> Tensor:
-    """Depths of single occurrences averaged by word: [occurrences, penalties] → [words, penalties]."""
+def some_occurrences(found: Vocabulary, most: int) -> Tensor:
+    """At most so many occurrences of each word, spread evenly over the text; 0 means all."""  # [occurrences] bool
     known = found.which >= 0
-    total = each.new_zeros(len(found.times), each.shape[1]).index_add(0, found.which[known], each[known])
-    return total / found.times[:, None]
+    if not most:
+        return known
+    order = found.which.argsort(stable=True)
+    before = (~known).sum() + found.times.cumsum(0) - found.times  # those of words left out stand first
+    number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    number, times = number - before[found.which], found.times[found.which]
+    return known & ((times <= most) | ((number + 1) * most // times > number * most // times))
+
+
+def mean_by_word(found: Vocabulary, each: Tensor, among: Tensor) -> Tensor:
+    """Depths of these single occurrences averaged by word: [occurrences, penalties] → [words, penalties]."""
+    which = found.which[among]
+    total = each.new_zeros(len(found.times), each.shape[1]).index_add(0, which, each[among])
+    return total / torch.bincount(which, minlength=len(found.times))[:, None]
 
 
 def table(ids: Tensor, found: Vocabulary, depths: Tensor, penalties: Tensor, unseen: int) -> dict[str, Tensor]:

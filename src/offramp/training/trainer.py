@@ -75,7 +75,8 @@ class Trainer:
         if not resumed:
             progress.reference = self._score(Policy(), dev) if stage.compares else {}
         stage.reference = progress.reference
-        stage.prepare(train, artefacts)
+        with self._autocast():
+            stage.prepare(train, artefacts)
         for _, parameter in self.network.named_parameters():
             parameter.requires_grad_(False)
         for _, parameter in stage.trainable():
