@@ -15,8 +15,9 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
 from offramp.engines import How, _shelf
 from offramp.engines.openvino import OpenVINOEngine
-from offramp.parts.exits import ExitOptions, ramps
-from offramp.parts.heads import LexicalRamp, OffRamp
+from offramp.parts.exits import ExitOptions, Lexicon, ramps
+from offramp.parts.heads import OffRamp
+from offramp.parts.lexical import FittedRamp, LexicalRamp
 from offramp.parts.network import network
 from offramp.tasks import get
 from tests import tiny
@@ -122,16 +123,17 @@ def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -
     assert engine.shelf.graphs["head-1"] is None
 
 
+@pytest.mark.parametrize("lexicon", ["learned", "fitted"])
 @pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
-def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(lengths: list[int]) -> None:
+def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(lengths: list[int], lexicon: Lexicon) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
     net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
-    net.added.update({"ramps": ramps(net, ExitOptions(lexical_depth=1))})
+    net.added.update({"ramps": ramps(net, ExitOptions(lexical_depth=1, lexicon=lexicon))})
     torch.manual_seed(1)
     for layer in (0, 1):
         ramp = net.ramps[layer]
-        assert isinstance(ramp, LexicalRamp)
+        assert isinstance(ramp, LexicalRamp | FittedRamp)
         for table in (ramp.words, ramp.pairs):
             torch.nn.init.normal_(table)
     net.eval()

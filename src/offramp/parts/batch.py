@@ -14,6 +14,8 @@ from offramp.core.packed import Packed, joined, pack
 from offramp.tasks import Task
 from offramp.text.tokenise import Encoded
 
+FOLDS = 4  # parts of the training rows: what is made from rows and learned from is made without a row's own part
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -62,7 +64,13 @@ def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch
     rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
     pairs = [task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)]
     packed = _columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
+    packed = packed.with_rows(fold=torch.tensor([fold(e.ids) for e in chosen]))
     return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
+
+
+def fold(ids: Sequence[int]) -> int:
+    """Which part of the training rows a row belongs to: by its tokens, so that rows that are alike lie together."""
+    return sum(ids) % FOLDS
 
 
 def grouped(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:

@@ -20,9 +20,12 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.parts.criteria import row_entropy, row_hesitation, row_normalised_entropy
-from offramp.parts.heads import LexicalRamp, OffRamp, Pool, SharedRamp
+from offramp.parts.heads import OffRamp, Pool, SharedRamp
+from offramp.parts.lexical import FittedRamp, LexicalRamp
 from offramp.parts.merge import ALONE
 from offramp.parts.network import Network
+
+Lexicon = Literal["learned", "fitted"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class ExitOptions:
     pool: Pool = "meanmax"
     ramp0: bool = True  # an off-ramp on the embeddings, before any layer
     lexical: bool = True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
+    lexicon: Lexicon = "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
     lexical_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
 
@@ -190,9 +194,10 @@ def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module])
         return nn.ModuleDict({layer: SharedRamp(network.last.apply, network.last.cost) for layer in layers})
     made = {layer: head() for layer in layers}
     if options.lexical and task.kind == "row" and "distribution" in task.provides:
+        knowing = FittedRamp if options.lexicon == "fitted" else LexicalRamp
         for layer in [layer for layer in layers if int(layer) <= options.lexical_depth]:
             cost: HeadCost = made[layer].cost  # type: ignore[assignment]  # a module attribute
-            made[layer] = LexicalRamp(made[layer], cost, network.hf.config.vocab_size, task.outputs)
+            made[layer] = knowing(made[layer], cost, network.hf.config.vocab_size, task.outputs)
     return nn.ModuleDict(made)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
@@ -55,44 +54,6 @@ class OffRamp(nn.Module):
         """Logits per row, or per token where `pool` is None."""
         logits: Tensor = self.project(self.dropout(self.read(packed)))
         return logits
-
-
-class LexicalRamp(nn.Module):
-    """An early off-ramp that knows words: what each token and each pair of neighbours says for each answer, added up.
-
-    A linear bag of words inside the model: two tables looked up, no matrix product. On topics it answers like TF-IDF
-    with logistic regression, before any layer has run. Where tokens have left, those that are there speak.
-    """
-
-    STEP = 5.0  # tables learn faster than other fresh parameters by this factor (Adam ignores the scale of a gradient)
-    PAIRS = 1 << 16  # neighbours share this many places by a hash of their ids
-
-    here: Tensor
-    next: Tensor
-
-    def __init__(self, inner: nn.Module, cost: HeadCost, vocabulary: int, outputs: int) -> None:
-        super().__init__()
-        self.inner = inner
-        self.words = nn.Parameter(torch.zeros(vocabulary, outputs))
-        self.pairs = nn.Parameter(torch.zeros(self.PAIRS, outputs))
-        ids = torch.arange(vocabulary)[:, None]  # hashes looked up: compiled graphs count in floats, exact up to 2²⁴
-        self.register_buffer("here", ids * 31337 % self.PAIRS, persistent=False)
-        self.register_buffer("next", ids * 7919 % self.PAIRS, persistent=False)
-        self.cost = cost._replace(token=cost.token + 2 * outputs)  # two additions per token and answer
-
-    def forward(self, packed: Packed) -> Tensor:
-        """Logits per row."""
-        ids, place = packed.tokens["id"], packed.tokens["position"]
-        followed = place.roll(-1) == place + 1  # the last token of a row has no neighbour
-        pairs = (F.embedding(ids, self.here) + F.embedding(ids.roll(-1), self.next))[:, 0] % self.PAIRS
-        alone, both = packed.tokens.get("present"), followed.to(self.pairs.dtype)
-        said = F.embedding(ids, self.words)
-        if alone is not None:  # of a pair, while tokens fade in training
-            said, both = said * alone[:, None], both * alone * alone.roll(-1)
-        said = said + F.embedding(pairs, self.pairs) * both[:, None]
-        logits: Tensor = self.inner(packed) + self.STEP * packed.sums(said)
-        return logits
-
 
 
 class SharedRamp(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,9 @@ from offramp.backbones import Decoder, Encoder, Head, Narrowing
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.heads import LexicalRamp, OffRamp, SharedRamp
+from offramp.parts.batch import Data
+from offramp.parts.heads import OffRamp, SharedRamp
+from offramp.parts.lexical import FittedRamp, LexicalRamp
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class Network:
         return self.encoder.depth if self.decoder is None else self.decoder.depth
 
     @property
-    def ramps(self) -> dict[int, OffRamp | LexicalRamp | SharedRamp]:
+    def ramps(self) -> dict[int, OffRamp | LexicalRamp | FittedRamp | SharedRamp]:
         """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
         found = self.added["ramps"] if "ramps" in self.added else nn.ModuleDict()
         return {int(layer): ramp for layer, ramp in found.items()}  # type: ignore[operator]  # a ModuleDict
@@ -111,6 +114,12 @@ class Network:
         """What that predictor says of each token's state before the layer."""
         said: Tensor = self.added["extra"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
         return said
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        """Parts that are made from training rows, not learned, are made now, or found in the folder."""
+        for part in self.added.modules():
+            if isinstance(part, FittedRamp):
+                part.prepare(self.task, data, folder)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""

@@ -56,6 +56,7 @@ class Trainer:
         progress, resumed = found or Progress(), found is not None
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, self._interrupt) if in_main_thread else None
+        self.network.prepare(train, self.folder)
         try:
             for number in range(progress.stage, len(stages)):
                 progress.stage = number
