@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,18 @@ def test_more_rows_than_are_sorted_together(trained: Path) -> None:
     few, many = (model.predict(texts, batch_size=size) for size in (1, 200))
     assert [answer["label"] for answer in few] == [answer["label"] for answer in many]
     assert [answer["macs"] for answer in few] == [answer["macs"] for answer in many]
+
+
+def test_the_collector_leaves_the_model_alone_while_rows_are_answered(trained: Path) -> None:
+    model = offramp.load(trained)
+    before = gc.get_freeze_count()
+    chunks = model.chunks(iter([{"text": "a"}] * 100), 1)
+    next(chunks)
+    assert gc.get_freeze_count() > before + 1000
+    chunks.close()  # type: ignore[attr-defined]  # an error on the way does the same
+    assert gc.get_freeze_count() == 0
+    model.predict(["a", "b"])
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_budget_is_kept_on_average(trained: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,11 +130,18 @@ class Predictor:
         return answers
 
     def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
-        """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary."""
+        """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary.
+
+        Until they are answered, Python's collector leaves alone what is there already: a look through all the objects
+        of the libraries takes a quarter of a second, every few thousand rows."""
         check_size(batch_size)
         rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
-        while chunk := list(itertools.islice(rows, size)):
-            yield chunk
+        gc.freeze()
+        try:
+            while chunk := list(itertools.islice(rows, size)):
+                yield chunk
+        finally:
+            gc.unfreeze()
 
     def _row(self, text: Any) -> Row:
         """One input as a row with the task's own column names."""
