@@ -1,4 +1,4 @@
-"""Tensors that a stage makes once and finds again when training resumes."""
+"""Tensors that a stage or a part makes once from the rows and finds again when training resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+
+from offramp.parts.batch import Data
+from offramp.tasks import Task
 
 
 def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -17,3 +20,11 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
         save_file({name: tensor.contiguous() for name, tensor in make().items()}, fresh)
         fresh.replace(path)
     return load_file(path)
+
+
+class FromRows(nn.Module):
+    """A part that is made from training rows, not learned."""
+
+    def prepare(self, task: Task, data: Data, folder: Path) -> None:
+        """Make it, or find it made in the folder; called before the first stage, and again on resume."""
+        raise NotImplementedError

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
+from offramp.parts.artefact import FromRows
 from offramp.parts.batch import Data
 from offramp.parts.lexicon import Places, tables
 from offramp.tasks import Task
@@ -66,14 +67,14 @@ class LexicalRamp(nn.Module):
         return logits
 
 
-class FittedRamp(nn.Module):
+class FittedRamp(FromRows):
     """Its tables are solved for before training begins. While the off-ramp within learns, a row hears what tables made
     without its part of the rows say, as it would at run time."""
 
     words: Tensor  # [vocabulary, outputs]
     pairs: Tensor  # [PAIRS, outputs]
     bias: Tensor  # [outputs]
-    folded: dict[str, Tensor]  # while training: the same for each part of the rows, one after another
+    folded: dict[str, Tensor]  # while training: the same without each part of the rows, [FOLDS, …]
 
     def __init__(self, inner: nn.Module, cost: HeadCost, vocabulary: int, outputs: int) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class FittedRamp(nn.Module):
         made = tables(Places(len(self.words), PAIRS, FACTORS), task, data, folder)
         for name, values in made.items():
             self.get_buffer(name).copy_(values[0])
-            self.folded[name] = values[1:].flatten(0, 1).to(self.words.device) if values.dim() > 2 else values[1:]
+            self.folded[name] = values[1:].to(self.words.device)
 
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row."""
@@ -99,9 +100,9 @@ class FittedRamp(nn.Module):
         words, neighbours = self.words, self.pairs
         if self.training and self.folded and "fold" in packed.rows:
             part = packed.rows["fold"]
-            shift, bias = part[packed.row_of_token], self.folded["bias"].to(part.device)[part]
+            shift, bias = part[packed.row_of_token], self.folded["bias"][part]
             ids, pairs = ids + shift * len(words), pairs + shift * PAIRS
-            words, neighbours = self.folded["words"], self.folded["pairs"]
+            words, neighbours = (self.folded[name].flatten(0, 1) for name in ("words", "pairs"))
         said = _present(packed, F.embedding(ids, words)) + F.embedding(pairs, neighbours) * both[:, None]
         length = packed.sums(_present(packed, torch.ones_like(said[:, :1])))
         logits: Tensor = self.inner(packed) + bias + packed.sums(said) * length.rsqrt()

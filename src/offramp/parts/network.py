@@ -16,6 +16,7 @@ from offramp.backbones import Decoder, Encoder, Head, Narrowing
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
+from offramp.parts.artefact import FromRows
 from offramp.parts.batch import Data
 from offramp.parts.heads import OffRamp, SharedRamp
 from offramp.parts.lexical import FittedRamp, LexicalRamp
@@ -118,7 +119,7 @@ class Network:
     def prepare(self, data: Data, folder: Path) -> None:
         """Parts that are made from training rows, not learned, are made now, or found in the folder."""
         for part in self.added.modules():
-            if isinstance(part, FittedRamp):
+            if isinstance(part, FromRows):
                 part.prepare(self.task, data, folder)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
