@@ -86,3 +86,8 @@ def test_the_cell_holds_no_folder_of_this_machine(trained: Path) -> None:
 
 def test_hardware_is_one_line() -> None:
     assert "\n" not in hardware() and "thread" in hardware()
+
+
+def test_the_cell_tells_how_the_loss_fell(trained: Path) -> None:
+    log = cell(trained, "classification")["trained"]["log"]
+    assert log and all(entry["loss"] > 0.0 and entry["epoch"] >= 1 for entry in log)

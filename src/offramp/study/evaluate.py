@@ -104,8 +104,8 @@ def _calibrated(predictor: Predictor) -> dict[str, Any] | None:
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without the folders of one machine and without the log of every epoch."""
-    short = {key: value for key, value in recipe.items() if key not in ("log", "dev_fingerprint", "train_fingerprint")}
+    """The recipe without the folders of one machine; the loss and scores of every epoch are part of it."""
+    short = {key: value for key, value in recipe.items() if key not in ("dev_fingerprint", "train_fingerprint")}
     for key in ("model", "train", "dev", "init"):
         if isinstance(short.get(key), str):
             short[key] = "/".join(Path(short[key]).parts[-2:])
