@@ -120,6 +120,17 @@ def test_the_collector_leaves_the_model_alone_while_rows_are_answered(trained: P
     assert gc.get_freeze_count() == 0
 
 
+def test_objects_that_the_user_froze_stay_frozen(trained: Path) -> None:
+    model = offramp.load(trained)
+    gc.freeze()  # as servers do before they fork
+    try:
+        count = gc.get_freeze_count()
+        model.predict(["a", "b"])
+        assert gc.get_freeze_count() > 0.9 * count > 0  # some may have been let go
+    finally:
+        gc.unfreeze()
+
+
 def test_a_budget_is_kept_on_average(trained: Path) -> None:
     model = Predictor.load(trained)
     assert model.points is not None

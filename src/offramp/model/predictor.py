@@ -133,15 +133,18 @@ class Predictor:
         """Rows to answer together: sorted by length among themselves, and few where each answer is a vocabulary.
 
         Until they are answered, Python's collector leaves alone what is there already: a look through all the objects
-        of the libraries takes a quarter of a second, every few thousand rows."""
+        of the libraries takes a quarter of a second, every few thousand rows. What was set aside before stays so."""
         check_size(batch_size)
         rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
-        gc.freeze()
+        ours = gc.get_freeze_count() == 0
+        if ours:
+            gc.freeze()
         try:
             while chunk := list(itertools.islice(rows, size)):
                 yield chunk
         finally:
-            gc.unfreeze()
+            if ours:
+                gc.unfreeze()
 
     def _row(self, text: Any) -> Row:
         """One input as a row with the task's own column names."""
