@@ -100,6 +100,17 @@ def test_the_auto_classes_of_transformers_open_it_as_it_was(tmp_path: Path, auto
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("auto", sorted(set(tiny.AUTO.values()) - {tiny.AUTO["masked_lm"]}))
+def test_a_pretrained_one_brings_its_layers_to_every_head_and_no_part_of_its_own(tmp_path: Path, auto: str) -> None:
+    net = tiny.model("alberta", tiny.AUTO["masked_lm"])
+    with quiet():
+        net.save_pretrained(tmp_path)
+        again, told = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
+    body = {name for name in net.state_dict() if name.startswith("alberta.")}
+    assert all(torch.equal(net.state_dict()[name], again.state_dict()[name]) for name in body)
+    assert set(told["missing_keys"]) == set(again.state_dict()) - body
+
+
 def test_losses_as_transformers_trains_with_them() -> None:
     ids = torch.tensor(tiny.rows([8, 8]))
     tags = ids % 3

@@ -26,7 +26,7 @@ class AlbertaForMaskedLM(AlbertaPreTrainedModel):
     def __init__(self, config: AlbertaConfig) -> None:
         super().__init__(config)
         self.alberta = AlbertaModel(config)
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.transform = nn.Linear(config.hidden_size, config.embedding_size)  # no name of another head's part
         self.activation = ACT2FN[config.hidden_act]
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
@@ -42,7 +42,7 @@ class AlbertaForMaskedLM(AlbertaPreTrainedModel):
 
     def answer(self, states: Tensor) -> Tensor:
         """Logits over the vocabulary."""
-        logits: Tensor = self.decoder(self.norm(self.activation(self.dense(states))))
+        logits: Tensor = self.decoder(self.norm(self.activation(self.transform(states))))
         return logits
 
     def forward(self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> MaskedLMOutput:

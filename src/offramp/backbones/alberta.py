@@ -99,7 +99,7 @@ def head(model: Any, auto_class: str) -> Head | None:
     if auto_class == "AutoModelForSequenceClassification":
         return row_head(model.answer, model.dense, model.classifier)
     if auto_class == "AutoModelForMaskedLM":
-        return token_head(model.answer, model.dense, model.decoder)
+        return token_head(model.answer, model.transform, model.decoder)
     if auto_class == "AutoModelForTokenClassification":
         return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
     if auto_class == "AutoModelForQuestionAnswering":
