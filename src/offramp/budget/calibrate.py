@@ -1,9 +1,9 @@
 """Settings for a budget, found on held-out rows.
 
 Methods that replay are recorded once; beside one threshold for all off-ramps a search gives each its own and a
-temperature, where that pays on rows it has not seen. The others run for real at a few settings. A pair is both: for
-each of a few settings of its length method the exits are recorded and searched. Either way the result is the Pareto
-front, the loosest setting last.
+temperature, where that pays on rows it has not seen. The others run for real at a few settings, and at a few between
+them where steps are widest. A pair is both: for each of a few settings of its length method the exits are recorded and
+searched. Either way the result is the Pareto front, the loosest setting last.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from offramp import engines, methods
 from offramp.budget.complaints import complaints
 from offramp.budget.decoding import decoder_candidates
 from offramp.budget.folds import dependable, earned, every_other, part
+from offramp.budget.gaps import between
 from offramp.budget.record import Recording
 from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits
 from offramp.methods import Method
@@ -74,10 +75,13 @@ def explore(subject: Subject, recording: Recording) -> list[Point]:
         *found, loosest = (point for one in lengths for point in exits_under(subject, one, full, apart=True))
         return [*dependable(pareto(found, loosest, better)[:-1], better), loosest]
     point = pointer(subject, recording if method.replays else None)
-    tried = dependable([point(one) for one in candidates(network, method, recording)], better)
+    tried, loosest, space = [point(one) for one in candidates(network, method, recording)], point({}), method.space
+    if isinstance(space, Threshold) and space.grid:
+        tried += between(space.name, tried[: len(space.grid)], loosest, point)
+    tried = dependable(tried, better)
     if searchable(method) and len(subject.data.rows) >= FEW and tried:
         tried += earned(subject, recording, tried, search_exits, point)
-    return [*tried, point({})]
+    return [*tried, loosest]
 
 
 def searchable(method: Method) -> bool:
