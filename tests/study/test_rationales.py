@@ -100,7 +100,8 @@ def done(base: str, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Stu
     """A finished study."""
     quick = Schedule(epochs=2, batch_size=8, lr=0.01)
     out = str(tmp_path_factory.mktemp("study") / "out")
-    study = Study(str(data), out, base, max_length=24, options={"phi": 0.05, "cut_lr": 0.1}, schedule=quick)
+    options, asked = {"phi": 0.05, "cut_lr": 0.1}, "offramp rationales data --out out"
+    study = Study(str(data), out, base, max_length=24, options=options, schedule=quick, command=asked)
     rationale_runs.compare(study, job.train)
     rationale_runs.select(study, job.train)
     return study
@@ -110,6 +111,7 @@ def test_the_study_writes_tables_and_a_picture(done: Study) -> None:
     agreement = json.loads(done.folder("agreement.json").read_text())
     assert set(agreement["techniques"]) == {"saliency", "attention", "attention rollout", "contribution predictors"}
     assert agreement["rows"] == 11 and agreement["rows_without_marked_words"] == 1
+    assert (agreement["command"], agreement["lr"]) == (done.command, 0.01), "whoever reads it can ask for it again"
     for own in agreement["techniques"].values():
         for values in own.values():
             assert len(values) == 3 and all(0 <= value <= 1 for value in values)
@@ -127,7 +129,7 @@ def never(_: Any) -> None:
 
 def test_the_study_goes_on_without_doing_anything_twice(done: Study) -> None:
     before = runs.files(Path(done.out))
-    again = rationale_runs.compare(done, never)
+    again = rationale_runs.compare(replace(done, command="the same from elsewhere"), never)
     done.folder("selection.json").unlink()
     assert rationale_runs.select(done, never)["strategies"] and runs.files(Path(done.out)) == before
     assert again["techniques"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offramp.cli._options import BatchSize, Sets, pairs
+from offramp.cli._options import BatchSize, Sets, command_line, pairs
 from offramp.errors import OfframpError
 
 
@@ -42,6 +42,7 @@ def command(
         scale=scale,
         options=dict(pairs(set_, "--set")),
         schedule=Schedule(epochs, batch_size, lr, seed=seed),
+        command=command_line(),
     )
 
     def train(job: jobs.Job) -> Any:

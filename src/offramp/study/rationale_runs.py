@@ -44,6 +44,7 @@ class Study:
     scale: float = 1.0  # at which AdapLeR's predictors are watched
     options: dict[str, Any] = field(default_factory=dict)  # of AdapLeR
     schedule: Schedule = field(default_factory=lambda: Schedule(epochs=5, batch_size=16))
+    command: str = ""  # that asked for it
 
     def folder(self, *parts: str) -> Path:
         """A place in the study."""
@@ -58,12 +59,13 @@ def check(study: Study) -> None:
 
 
 def claim(study: Study) -> dict[str, list[dict[str, Any]]]:
-    """The rows; a folder that holds another study is refused. The scale is none of it: it changes no run."""
+    """The rows; a folder that holds another study is refused. Scale and command are none of it: they change no run."""
     check(study)
     rows = {split: rows_in(study.data, split, study.limit) for split in ("train", "dev")}
     made = {**asdict(replace(study, out="", data="")), "rows": {s: fingerprint(s, own) for s, own in rows.items()}}
     made["schedule"].pop("save_seconds")
-    made.pop("scale")
+    for name in ("scale", "command"):
+        made.pop(name)
     path = study.folder("study.json")
     if not path.is_file():
         write_json(path, made)
@@ -104,7 +106,7 @@ def compare(study: Study, train: Train) -> dict[str, Any]:
     adapler = _trained(study, "adapler", _texts(rows["train"]), train, **begun)
     dev = marked(full, rows["dev"])
     found = agreement(full, adapler, dev, study.scale)
-    made = {**_about(study, len(dev), len(rows["dev"])), "scale": study.scale, "techniques": found}
+    made = {**_about(study, rows, len(dev)), "scale": study.scale, "techniques": found}
     draw(found, study.folder("agreement.png"))
     write_json(path, made)
     return made
@@ -129,7 +131,7 @@ def select(study: Study, train: Train) -> dict[str, Any]:
         table[strategy] = _cell(own, read_json(files["dev"]))
     for cell in table.values():
         cell["mac_share"] = round(cell["mac_share"] / whole_cost, 6)
-    made = {**_about(study, len(whole["dev"]), len(rows["dev"])), "strategies": table}
+    made = {**_about(study, rows, len(whole["dev"])), "strategies": table}
     write_json(path, made)
     return made
 
@@ -156,16 +158,21 @@ def _cell(model: Loaded, rows: Sequence[Row]) -> dict[str, Any]:
     return {"accuracy": round(metrics["accuracy"], 6), "mac_share": _macs(model, rows)}
 
 
-def _about(study: Study, used: int, given: int) -> dict[str, Any]:
+def _about(study: Study, rows: dict[str, list[dict[str, Any]]], used: int) -> dict[str, Any]:
     return {
         "data": Path(study.data).resolve().name,
         "split": "dev",
         "rows": used,
-        "rows_without_marked_words": given - used,
+        "rows_without_marked_words": len(rows["dev"]) - used,
+        "rows_trained_on": len(rows["train"]),
         "max_length": study.max_length,
         "model": model_name(study.model),
         "seed": study.schedule.seed,
         "epochs": study.schedule.epochs,
+        "lr": study.schedule.lr,
+        "batch_size": study.schedule.batch_size,
+        "options": study.options,
+        "command": study.command,
         "hardware": hardware(),
         "version": __version__,
         "date": datetime.date.today().isoformat(),
