@@ -121,9 +121,9 @@ def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
 
 
 def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, data = build(options=Options(settle=True))
+    net, data = build(options=Options(settle=True, reach=0.5))
     assert [stage.name for stage in adapler.stages(net, Options())] == ["fine-tune", "length"]
-    *_, stage = adapler.stages(net, Options(settle=True))
+    *_, stage = adapler.stages(net, Options(settle=True, reach=0.5))
     names = {name for name, _ in stage.trainable()}
     assert {name for name, _ in net.named_parameters()} - names == {
         name for name, _ in net.named_parameters() if name.startswith(("added.extra.", "added.cuts."))
@@ -133,7 +133,7 @@ def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeyp
     monkeypatch.setattr(adapler, "Policy", lambda net, s: drawn.append(s.scale) or real(net, s))
     for _ in range(4):
         stage.step(everyone(net, data), lambda loss: loss.backward())
-    assert len(set(drawn)) == 4 and all(0.0 <= scale <= adapler.SETTLED for scale in drawn)
+    assert len(set(drawn)) == 4 and all(0.0 <= scale <= 0.5 for scale in drawn)
     assert net.hf.classifier.weight.grad is not None and adapler.cuts(net).eta.grad is None
 
 

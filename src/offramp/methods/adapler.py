@@ -14,9 +14,8 @@ published code's way); `--init RUN` replaces phase 1, and saliency is then that 
 times as fast by default (`cut_lr`), because runs here are short; per-token tasks work: a token that left keeps its last
 state (saliency is then that of the answers' log-likelihood, for regression that of the number).
 Extension, off by default: `settle=true` adds a fourth phase, in which the model learns with tokens really gone, at a
-scale drawn anew for every batch; thresholds and predictors rest. Soft tokens were never quite what a run sees.
-Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT ranks by attention, with counts that are the same
-for every row.
+scale drawn anew for every batch up to `reach`; thresholds and predictors rest. A run sees no soft tokens.
+Relations: TR-BERT decides at two layers by reinforcement; PoWER-BERT by ranks, with one count for all rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from safetensors.torch import load_file
@@ -50,7 +49,6 @@ SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", rep
 HF_EQUAL = True
 NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
 SHARP = (10.0, 1e5)  # λ at the start and at the end
-SETTLED = 1.5  # the largest scale that a settled model has seen
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
 
 
@@ -78,10 +76,11 @@ class Options:
     length_lr: float = 0.0  # learning rate of length training, 0: that of the run
     cut_lr: float = 1e-2  # learning rate of thresholds and amplifiers (published: 5e-4, for twenty times the steps)
     head_lr: float = 5e-4
-    settle: bool = False  # whether the model then learns with tokens gone, at any scale
+    settle: bool = False  # whether the model then learns with tokens gone, at scales up to the next
+    reach: float = 1.5  # less where a scale of 1 leaves next to nobody
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "phi", "slack", "length_lr", "cut_lr"):
+        for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "reach"):
             if not getattr(self, name) >= 0.0:
                 raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", "use 0 or more")
         if self.best < 1:
@@ -108,9 +107,7 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
 
 def cuts(network: Network) -> Cuts:
     """The thresholds in a network."""
-    made = network.added["cuts"]
-    assert isinstance(made, Cuts)
-    return made
+    return cast(Cuts, network.added["cuts"])
 
 
 class Policy(policy.Policy):
@@ -203,8 +200,7 @@ class LengthTraining(Stage):
             self.network.hf.load_state_dict(load_file(before / PRETRAINED))
 
     def reached(self, share: float) -> None:
-        slow, steep = SHARP
-        self.sharpness = slow * (steep / slow) ** min(1.0, share / 0.8)
+        self.sharpness = SHARP[0] * (SHARP[1] / SHARP[0]) ** min(1.0, share / 0.8)
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         assert self.taught is not None, "prepare comes first"
@@ -230,13 +226,16 @@ class LengthTraining(Stage):
         return fastest(self.network, history, self.reference, self.options.slack)
 
 
+@dataclass
 class Settle(Dropping):
     """Phase 4, ours: a scale for every batch, so that the whole curve is learned."""
 
-    resting = ("added.extra.", "added.cuts.")
+    reach: float = field(kw_only=True)
+
+    resting: ClassVar[tuple[str, ...]] = ("added.extra.", "added.cuts.")
 
     def drawn(self) -> policy.Policy:
-        return Policy(self.network, Settings(SETTLED * float(torch.rand(()))))
+        return Policy(self.network, Settings(self.reach * float(torch.rand(()))))
 
     def policy(self) -> policy.Policy:
         return Policy(self.network, Settings(scale=1.0))
@@ -247,4 +246,5 @@ def stages(network: Network, options: Options, objective: Objective | None = Non
     rate, aim = options.head_lr, objective or last_exit
     first = FineTune(network, "fine-tune", rate, shared=True, options=options)
     length = LengthTraining(network, "length", rate, options=options, first=first, objective=aim)
-    return [first, length, *([Settle(network, "settle", rate, objective=aim)] if options.settle else [])]
+    last = Settle(network, "settle", rate, objective=aim, reach=options.reach)
+    return [first, length, *([last] if options.settle else [])]
