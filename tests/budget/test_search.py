@@ -100,6 +100,19 @@ def test_nobody_is_bred_below_what_was_trained(run: Path) -> None:
     assert not {one.gene for one in before} & set(made)
 
 
+def test_what_keeps_as_many_tokens_of_every_row_is_not_tried_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rows of a few tokens a hundredth more or less keeps the same ones."""
+    given = subject(run)
+    lengths = searching._lengths(given)
+    before = search(given, Plan(0), [], lambda _: None)
+    known = [length_macs(given.network, shares(one.gene), lengths).tolist() for one in before]
+    monkeypatch.setattr(searching, "mutate", lambda gene, rng: tuple(part - 1 for part in gene))
+    made = children(given, before, Plan(1, 20, 0), 1)
+    costs = [length_macs(given.network, shares(gene), lengths).tolist() for gene in made]
+    assert all(cost not in known for cost in costs), "one hundredth less was often nothing less"
+    assert len(made) < len(before) - 1
+
+
 def test_the_front_forgets_what_is_dominated() -> None:
     def one(gene: int, share: float, score: float) -> Found:
         return Found((gene,), 0, (Point({}, share, score, 1.0),))

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from offramp.budget.search import News, Plan
-from offramp.budget.searched import FILE, Wish, parted, search_run
+from offramp.budget.recalibrate import recalibrate, searched
+from offramp.budget.search import News, Plan, search
+from offramp.budget.searched import FILE, Wish, parted, scored, search_run
+from offramp.budget.subject import Subject
 from offramp.errors import OfframpError
+from offramp.model.points import pareto
 from offramp.model.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import runs
-from tests.budget.test_search import SMALL
+from tests.budget.test_search import SMALL, subject
 
 pytestmark = pytest.mark.usefixtures("few")
 
@@ -85,8 +88,9 @@ def test_a_search_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
     state, points = json.loads((own / FILE).read_text()), (own / "points.json").read_text()
     for what in ("model", "rows", "search_rows", "seed"):
         (own / FILE).write_text(json.dumps({**state, what: "other"}))
-        with pytest.raises(OfframpError, match=r"other.*\n.*leave --resume out"):
-            go(own, Wish(Plan(0), 12, resume=True))
+        for resume in (True, False):
+            with pytest.raises(OfframpError, match=r"other.*\n.*move search\.json away to start a new one"):
+                go(own, Wish(Plan(0), 12, resume=resume))
     for damage in ("{", "[]", "7", json.dumps({**state, "found": [{}]})):
         (own / FILE).write_text(damage)
         with pytest.raises(OfframpError, match=r"damaged.*search\.json\n.*leave --resume out, or remove the file"):
@@ -102,9 +106,55 @@ def test_the_same_search_is_not_begun_again_unasked(run: Path, tmp_path: Path) -
     with pytest.raises(OfframpError, match=r"--resume to go on, or remove search\.json to start over"):
         go(own, Wish(SMALL, 12))
     assert runs.files(own) == before
-    go(own, Wish(Plan(0), 11))  # another search takes its place
     (own / FILE).unlink()
     go(own, Wish(Plan(0), 11))
+
+
+def test_a_lucky_configuration_does_not_drive_the_others_off(run: Path) -> None:
+    """On few rows the shortest may look as good as all tokens; the rows it is scored on decide."""
+    some = subject(run)
+    tried = search(some, Plan(0), [], lambda _: None)
+    lucky = [replace(one, points=(replace(one.points[0], score=1.0 - 0.1 * n),)) for n, one in enumerate(tried)]
+    told: list[tuple[int, int]] = []
+    points = scored(some, lucky, lambda *news: told.append(news))
+    assert told[-1] == (len(tried), len(tried)), "every step of the small first population was scored, not one"
+    fresh = [point for one in tried for point in one.points]
+    expected = pareto(fresh, points[-1], higher_is_better=True)
+    assert [p.settings for p in points] == [p.settings for p in expected]
+
+
+@pytest.mark.parametrize("risk", [None, 0.9])
+def test_calibration_tries_what_a_search_found(own: Path, monkeypatch: pytest.MonkeyPatch, risk: float | None) -> None:
+    """Calibrating again (for a time, a risk, other rows) does not throw the searched lengths away."""
+    go(own, Wish(Plan(0), 12))
+    made = json.loads((own / "points.json").read_text())
+    made["points"][0]["settings"]["lengths"] = [0.97, 0.93, 0.91]
+    (own / "points.json").write_text(json.dumps(made))
+    tried: list[tuple[int, list[float]]] = []  # on how many rows, which lengths
+
+    def heard(name: str) -> Callable[..., Any]:
+        real = getattr(Subject, name)
+
+        def noted(subject: Subject, settings: dict[str, Any], *more: Any) -> Any:
+            tried.append((len(subject.data.rows), list(settings.get("lengths", ()))))
+            return real(subject, settings, *more)
+
+        return noted
+
+    for name in ("run", "given"):
+        monkeypatch.setattr(Subject, name, heard(name))
+    recalibrate(str(own), runs.rows("classification", 30, 5), "a.jsonl", risk)
+    assert {(30, True), *([(15, True)] if risk else [])} <= {(rows, own == [0.97, 0.93, 0.91]) for rows, own in tried}
+    assert json.loads((own / "points.json").read_text())["data"].get("searched"), "nor when it is calibrated once more"
+    (own / "points.json").write_text("{")
+    assert searched(own) == []
+
+
+def test_a_task_without_a_score_has_no_search(base: str, tmp_path: Path) -> None:
+    run = runs.train(base, tmp_path, "length_adaptive", "masked_lm", schedule=Schedule(epochs=1, batch_size=24))
+    rows = runs.rows("masked_lm", 8, 5)
+    with pytest.raises(OfframpError, match=r"masked_lm, which has no score.*\n.*--set lengths="):
+        search_run(str(run), rows, "some/new.jsonl", Wish(SMALL))
 
 
 @pytest.mark.parametrize("points", ["{", '{"model": "another"}'])

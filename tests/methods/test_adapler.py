@@ -169,8 +169,9 @@ def test_saliency_is_the_norm_of_gradient_times_input(task: str) -> None:
 def test_bad_settings_and_tasks_are_refused() -> None:
     with pytest.raises(OfframpError, match="nobody leaves"):
         Settings(scale=-1.0)
-    with pytest.raises(OfframpError, match="phi"):
-        Options(phi=-0.1)
+    for phi in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(OfframpError, match="phi"):
+            Options(phi=phi)
     spec = tasks.get("masked_lm").from_rows([{"text": "a"}], "rows")
-    with pytest.raises(OfframpError, match="branchynet"):
+    with pytest.raises(OfframpError, match=r"as wide as a vocabulary\n.*use one of: length_adaptive; or .*branchynet"):
         assemble(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), Options())

@@ -170,5 +170,10 @@ def test_a_pair_tells_what_its_parts_tell() -> None:
 def test_tasks_that_need_every_token_are_refused_with_a_way_out() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["O", "B-X"]}]
     spec = get("tagging").from_rows(rows, "rows")
-    with pytest.raises(OfframpError, match=r"one answer a row\n.*length_adaptive"):
-        assemble(tiny.model("bert", spec.auto_class), spec, methods.get("power_bert"), Options())
+    for name, instead in (
+        ("power_bert", r"adapler, length_adaptive, tr_bert; or "),
+        ("power_bert+branchynet", r"adapler\+branchynet, length_adaptive\+branchynet, tr_bert\+branchynet; or "),
+    ):
+        method = methods.get(name)
+        with pytest.raises(OfframpError, match=rf"answer for every token.*\n.*use one of: {instead}"):
+            assemble(tiny.model("bert", spec.auto_class), spec, method, method.options())

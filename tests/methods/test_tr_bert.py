@@ -22,6 +22,7 @@ from offramp.parts.losses import last_exit
 from offramp.parts.network import Network
 from offramp.parts.rollout import Rollout, hard, points, tiled
 from offramp.parts.tape import tape
+from offramp.parts.teacher import imitation_rows
 from offramp.parts.trace import trace
 from offramp.text.tokenise import Encoded
 from tests import runs, tiny
@@ -168,7 +169,7 @@ def test_the_heuristic_is_gradient_times_change() -> None:
         at += n
 
 
-def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path) -> None:
+def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, data = build()
     seen: list[Any] = []
 
@@ -178,7 +179,14 @@ def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path) -> None
 
     stage = tr_bert.stages(net, Options(samples=2), objective)[-1]
     stage.prepare(data, tmp_path)
-    stage.step(everyone(net, data), lambda loss: loss.backward())
+    learned, rewards, real = list[Tensor](), list[Tensor](), Rollout.loss
+    monkeypatch.setattr(Rollout, "loss", lambda *given: rewards.append(real(*given)) or rewards[-1])
+    told = stage.step(everyone(net, data), lambda loss: (learned.append(loss.detach()), loss.backward()))
+    assert torch.allclose(told["loss"] + rewards[0], learned[0]), "what is told is what is learned"
+    batch = everyone(net, data)
+    own, said = last_exit(net, seen[0], batch), net(net.depth, seen[0].at(net.depth))
+    taught = imitation_rows(net, said, stage.taught.of(batch), batch.packed).mean()
+    assert torch.allclose(told["loss"], own + taught, rtol=1e-4), "the labels by the objective, and the teacher"
     assert len(seen) == 1 and sorted(seen[0].present) == [1, 2, 3, 4] and bool((seen[0].present[1] == 1).all())
     assert all(p.grad is not None for name, p in net.named_parameters() if "pooler" not in name)
 
@@ -204,9 +212,10 @@ def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    nan = float("nan")
+    nan, inf = float("nan"), float("inf")
     rates = [{"select_lr": rate} for rate in (0.0, -1.0, 1.0, nan)]
-    for wrong in ({"samples": 1}, {"alpha": -1.0}, {"guide": 2.0}, {"slack": -0.01}, {"slack": nan}, *rates):
+    costs = [{"alpha": -1.0}, {"alpha": inf}, {"alpha_both": inf}, {"guide": 2.0}]
+    for wrong in ({"samples": 1}, {"slack": -0.01}, {"slack": nan}, *costs, *rates):
         with pytest.raises(OfframpError):
             Options(**wrong)
     with pytest.raises(OfframpError, match="everybody stays"):

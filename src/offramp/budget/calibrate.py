@@ -17,7 +17,7 @@ from offramp.budget.decoding import decoder_candidates
 from offramp.budget.folds import dependable, earned, every_other, part
 from offramp.budget.gaps import between
 from offramp.budget.record import Recording
-from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits
+from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits, unlike
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
@@ -31,10 +31,12 @@ EXITS = 24  # of a pair, under each length setting
 BRIEF = 8  # generations of their search
 
 
-def calibrate(network: Network, method: Method, data: Data, name: str, fingerprint: str) -> Points:
-    """The Pareto front of settings on these rows."""
+def calibrate(
+    network: Network, method: Method, data: Data, name: str, fingerprint: str, known: Sequence[Settings] = ()
+) -> Points:
+    """The Pareto front of settings on these rows. `known`: settings that a search found, tried beside the others."""
     network.eval()
-    task, subject = network.task, Subject(network, method, data)
+    task, subject = network.task, Subject(network, method, data, known=known)
     about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
     if network.decoder is not None:  # sentences cannot be replayed: what they say next hangs on what they said
         settings, others = _for_decoder(subject)
@@ -70,12 +72,14 @@ def explore(subject: Subject, recording: Recording) -> list[Point]:
     """What settings do, the loosest last; of a pair all exits under a few of its lengths."""
     network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
     if method.pair is not None:
-        lengths = [*candidates(network, method.pair.length, recording), {}]
+        searched = [method.pair.settings.part(0, one) for one in subject.known]
+        lengths = [*unlike([*searched, *candidates(network, method.pair.length, recording)]), {}]
         full = subject.predictions(subject.run({}, None))
         *found, loosest = (point for one in lengths for point in exits_under(subject, one, full, apart=True))
         return [*dependable(pareto(found, loosest, better)[:-1], better), loosest]
     point = pointer(subject, recording if method.replays else None)
-    tried, loosest, space = [point(one) for one in candidates(network, method, recording)], point({}), method.space
+    settings = unlike([*candidates(network, method, recording), *subject.known])
+    tried, loosest, space = [point(one) for one in settings], point({}), method.space
     if isinstance(space, Threshold) and space.grid:
         tried += between(space.name, tried[: len(space.grid)], loosest, point)
     tried = dependable(tried, better)

@@ -18,7 +18,7 @@ from offramp.budget.folds import part
 from offramp.budget.latency import Wish, in_time
 from offramp.budget.record import Recording
 from offramp.budget.risk import Losses
-from offramp.budget.subject import Settings, Subject, candidates, search_exits
+from offramp.budget.subject import Settings, Subject, candidates, search_exits, unlike
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model import folder as folders
@@ -60,11 +60,13 @@ def recalibrate(
         warnings.warn(few, stacklevel=2)
     name = "/".join(Path(source).parts[-2:])
     data = Data(rows, predictor.prepare(rows, source))
-    points = calibrate(network, method, data, name, mark)
+    known = searched(Path(run))
+    points = calibrate(network, method, data, name, mark, known)
+    points = replace(points, data={**points.data, **({"searched": True} if known else {})})
     for noticed in points.warnings:
         warnings.warn(noticed, stacklevel=2)
     if risk is not None:
-        subject = Subject(network, method, data)
+        subject = Subject(network, method, data, known=known)
         proven = prove(subject, subject.record() if method.replays else None, risk, confidence)
         if proven.settings == asdict(method.settings()):
             no = f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model"
@@ -76,6 +78,15 @@ def recalibrate(
     if recipe:
         write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
     return points
+
+
+def searched(run: Path) -> list[Settings]:
+    """Settings that `offramp search` found for these weights, unless they were since replaced by a training's."""
+    try:
+        old = operating.load(run)
+    except OfframpError:  # none, damaged, or another model's
+        return []
+    return [p.settings for p in old.points[:-1]] if {"search_rows", "searched"} & old.data.keys() else []
 
 
 def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, confidence: float) -> None:
@@ -117,7 +128,7 @@ def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
         *tried, loosest = explore(subject, subject.record())
         return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
     tape = tape or subject.record()
-    found = candidates(subject.network, subject.method, tape)
+    found = unlike([*candidates(subject.network, subject.method, tape), *subject.known])
     return found + ([s for _, s in search_exits(subject, tape)] if searchable(subject.method) else [])
 
 

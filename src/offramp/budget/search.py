@@ -1,7 +1,8 @@
 """Evolutionary search for lengths (Kim and Cho 2021): which shares of its tokens a row should keep after each layer.
 
 The first population drops the same part at every layer, evenly spread in cost. Each iteration takes the configurations
-on the Pareto front, mutates some and averages pairs of them; whatever was tried is never tried again. Where the method
+on the Pareto front, mutates some and averages pairs of them; whatever was tried, or would keep just as many tokens of
+every row in every layer as something tried, is never tried again. Where the method
 is a pair, a configuration is recorded once and the exits' thresholds are searched under it, so that one front covers
 both. An iteration's children depend on the seed, its number and the front before it: a search that was interrupted
 goes on to the same result.
@@ -25,6 +26,7 @@ from offramp.budget.subject import Answers, Settings, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.methods import Method
 from offramp.model.points import Point, pareto
+from offramp.parts.lengths import counts
 from offramp.parts.space import Lengths
 
 Gene = tuple[int, ...]  # kept after each layer, in hundredths of the row's tokens
@@ -43,8 +45,8 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.iterations < 0 or self.mutations < 0 or self.crossovers < 0:
-            given = f"iterations={self.iterations}, mutations={self.mutations}, crossovers={self.crossovers}"
+        if min(asdict(self).values()) < 0:
+            given = ", ".join(f"{name}={value}" for name, value in asdict(self).items())
             raise OfframpError("a plan for the search", given, "give 0 or more of each")
 
 
@@ -133,16 +135,17 @@ def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) 
     """New configurations bred from the front, none dearer than all tokens or cheaper than the shortest ever trained."""
     rng = np.random.default_rng((plan.seed, iteration))
     parents = list(dict.fromkeys(one.gene for one, _ in front(before, subject.network.task.higher_is_better)))
-    known, lengths = {one.gene for one in before}, _lengths(subject)
+    lengths = _lengths(subject)
+    known = {_effect(one.gene, lengths) for one in before}
     least = length_macs(subject.network, shares(before[0].gene), lengths).sum()  # the shortest was tried first
 
     def fresh(count: int, breed: Callable[[], Gene]) -> None:
         wanted = len(made) + count
         for _ in range(PATIENCE * count):
             gene = breed()
-            fine = gene not in known and length_macs(subject.network, shares(gene), lengths).sum() >= least
-            if fine:
-                known.add(gene)
+            effect = _effect(gene, lengths)
+            if effect not in known and length_macs(subject.network, shares(gene), lengths).sum() >= least:
+                known.add(effect)
                 made.append(gene)
             if len(made) == wanted:
                 return
@@ -152,6 +155,11 @@ def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) 
     if len(parents) > 1:
         fresh(plan.crossovers, lambda: cross(*(parents[i] for i in rng.choice(len(parents), 2, replace=False))))
     return made
+
+
+def _effect(gene: Gene, lengths: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    """How many tokens rows of each length keep after each layer: on short rows many configurations do the same."""
+    return tuple(tuple(counts(lengths.unique(), share).tolist()) for share in shares(gene))
 
 
 def mutate(gene: Gene, rng: np.random.Generator) -> Gene:

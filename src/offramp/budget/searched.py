@@ -44,6 +44,7 @@ from offramp.text.read import fingerprint
 FILE = "search.json"
 SAVE_SECONDS = 5.0
 REPORTED = 40  # configurations of the front that are scored on the other rows
+STEPS = 7  # of the first population's that are scored beside them: on few rows a lucky one drives others off the front
 Row = Mapping[str, Any]
 Say = Callable[[News], None]
 Scoring = Callable[[int, int], None]  # configurations scored, of how many
@@ -71,9 +72,12 @@ def search_run(
     method, task = predictor.model.method, predictor.task
     space_of(method)
     task.check(rows, source)
-    if task.scores_by_loss or len(rows) < 2:
-        asked, fix = "rows to search on and others to score on", "give labelled rows of another task, at least two"
-        raise OfframpError(asked, f"{len(rows)} rows of the task {task.name}", fix)
+    if task.scores_by_loss:
+        given, fix = f"the task {task.name}, which has no score to search by", "choose by hand: --set lengths=0.9,0.8,…"
+        raise OfframpError("a search over lengths", given, fix)
+    if len(rows) < 2:
+        asked, given = "rows to search on and others to score on", f"{len(rows)} in {source}"
+        raise OfframpError(asked, given, "give two or more, better some hundreds")
     mark, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, None)
     some, others = parted(len(rows), wish.rows)
@@ -104,13 +108,17 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 
 
 def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[Point, ...]:
-    """The front of what was found, scored on other rows; what does not hold there leaves it."""
+    """The front of what was found, and a few of the first population, scored on other rows; what does not hold there
+    leaves it."""
     higher = subject.network.task.higher_is_better
     best = front(found, higher)
     index = np.unique(np.linspace(0, len(best) - 1, REPORTED).round().astype(int))
     chosen: dict[Gene, list[Point]] = {}
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
+    first = [one for one in found if one.iteration == 0]
+    for i in np.unique(np.linspace(0, len(first) - 1, STEPS).round().astype(int)):
+        chosen.setdefault(first[i].gene, list(first[i].points))
     scoring(0, len(chosen))
     full, fresh = subject.predictions(subject.run({}, None)), list[Point]()
     loosest = pointer(subject, None, full)({})
@@ -143,8 +151,8 @@ class _File:
         self.path, self.identity = run / FILE, {"model": operating.mark(run), **identity}
 
     def known(self, resume: bool) -> list[Found]:
-        """What an interrupted search of this model on these rows tried, to go on with; nothing to start a new one. That
-        replaces another search, but the same one not unasked."""
+        """What an interrupted search of this model on these rows tried, to go on with; nothing to start a new one,
+        which takes the place of a damaged file only: what hours have found is not overwritten."""
         if not self.path.is_file():
             return []
         try:
@@ -156,15 +164,14 @@ class _File:
             fix = "leave --resume out, or remove the file, to start a new one"
             raise OfframpError("to go on with a search", f"a damaged {self.path}", fix) from error
         odd = [name for name, value in self.identity.items() if content.get(name) != value]
-        if odd and resume:
-            told = {"model": "another model", "rows": "other rows", "search_rows": "another number of search rows"}
-            given = f"{self.path}, a search of {' and '.join(told.get(name, f'other {name}') for name in odd)}"
-            raise OfframpError("to go on with a search", given, "leave --resume out to start a new one")
-        if not odd and not resume:
-            given = f"{self.path}, which holds this very search: {len(found)} configurations tried"
-            fix = f"give --resume to go on, or remove {FILE} to start over"
-            raise OfframpError("to start a search", given, fix)
-        return found if resume else []
+        if not odd and resume:
+            return found
+        told = {"model": "another model", "rows": "other rows", "search_rows": "another number of search rows"}
+        whose = f"a search of {' and '.join(told.get(name, f'other {name}') for name in odd)}"
+        given = f"{self.path}, {whose if odd else 'this very search'}: {len(found)} configurations tried"
+        again = f"give --resume to go on, or remove {FILE} to start over"
+        fix = f"move {FILE} away to start a new one" if odd else again
+        raise OfframpError(f"to {'go on with' if resume else 'start'} a search", given, fix)
 
     def kept(self, work: Callable[[Say], list[Found]], say: Say) -> list[Found]:
         """The search, its state written every few seconds and whenever it stops."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ class Subject:
     method: Method
     data: Data
     under: Policy = field(default_factory=Policy)  # what drops tokens meanwhile, where the method is a pair's exits
+    known: Sequence[Settings] = ()  # settings that a search found, to be tried beside those of the method's space
 
     def record(self) -> Recording:
         """What every exit says at the loosest setting."""
@@ -68,7 +69,7 @@ class Subject:
         assert self.method.pair is not None
         length, depth = self.method.pair.length, self.method.pair.depth
         made = methods.configure(length.settings, settings, length.name)
-        return replace(self, method=depth, under=length.policy(self.network, made))
+        return replace(self, method=depth, under=length.policy(self.network, made), known=())
 
     def predictions(self, outcome: Outcome) -> Answers:
         """Answers to the rows."""
@@ -93,6 +94,11 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
         return [{space.name: min(1.0, value)} for value in spread]
     doubts = _doubts(network, method, {}, recording)
     return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
+
+
+def unlike(settings: Sequence[Settings]) -> list[Settings]:
+    """Every setting once, in order."""
+    return [one for number, one in enumerate(settings) if one not in settings[:number]]
 
 
 def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:

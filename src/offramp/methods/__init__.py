@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,13 @@ from offramp.parts.regimes import Objective
 from offramp.parts.space import Integer, Product, Space, Threshold
 from offramp.parts.stage import Stage
 from offramp.tasks import Task
+
+LACKS = {  # what a task has where a method needs something else
+    "distribution": "numbers for answers, no distribution over a few",
+    "one answer a row": "an answer for every token, also those that would have left",
+    "words": "no answer for every word",
+    "wrongness": "answers as wide as a vocabulary",
+}
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,21 @@ class Method:
         """Refuse a task this method cannot serve."""
         task = network.task
         if not self.serves(task):
-            missing = ", ".join(sorted(self.needs - task.provides))
-            given = "answers said word by word" if task.kind == "sequence" else f"a task without: {missing}"
-            fit = [name for name in names() if get(name).serves(task)]
-            raise OfframpError(
-                f"method {self.name!r} on the task {task.name!r}", given, f"use one of: {', '.join(fit)}"
-            )
+            lacks = " and ".join(LACKS.get(need, f"no {need}") for need in sorted(self.needs - task.provides))
+            given = "answers said word by word" if task.kind == "sequence" else lacks
+            asked, instead = f"method {self.name!r} on the task {task.name!r}", "; or ".join(self._instead(task))
+            raise OfframpError(asked, given, f"use one of: {instead}")
+
+    def _instead(self, task: Task) -> list[str]:
+        """Methods that serve a task: first those that do the same kind of thing."""
+        fit = [get(name) for name in names() if get(name).serves(task)]
+        if self.pair is None:
+            alike = [one.name for one in fit if one.drops == self.drops]
+        else:
+            parts = [[one.name for one in fit if use(one)] for use in (lambda m: m.drops, lambda m: m.objective)]
+            alike = [f"{a}+{b}" for a, b in product(*parts) if self.name.startswith(a) or self.name.endswith(b)]
+        others = [one.name for one in fit if one.drops != self.drops or self.pair]
+        return [", ".join(some) for some in (alike, others) if some]
 
     def serves(self, task: Task | type[Task]) -> bool:
         """Whether a task has what this method needs."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import ClassVar, Literal, cast
 
@@ -81,7 +82,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "reach"):
-            if not getattr(self, name) >= 0.0:
+            if not 0.0 <= getattr(self, name) < inf:
                 raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", "use 0 or more")
         if self.best < 1:
             raise OfframpError("a number of epochs to take saliency from", f"best={self.best}", "use 1 or more")
@@ -98,9 +99,6 @@ class Cuts(nn.Module):
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """A contribution predictor before every layer, and the thresholds."""
-    if network.task.outputs == 0:
-        asked, given = f"adapler for {network.task.name}", "answers as wide as a vocabulary, other ones in every epoch"
-        raise OfframpError(asked, given, "use a method that needs no saliency, e.g. branchynet or layerdrop")
     predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
     return nn.ModuleDict({"extra": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
 

@@ -6,9 +6,10 @@ says (in-place distillation): the shortest possible and `sandwiches` random ones
 1 − drop and all of what it got), layers being skipped at random (LayerDrop). Where answers are per token, dropped
 tokens come back at the end with their last state (drop-and-restore). `offramp search` finds lengths for a budget.
 Modifications from the paper and its code: lengths are shares of a row's real length (drawn from the padded maximum,
-early drops eat padding only); each row keeps its own tokens; kept tokens stay in order; KL(full ‖ short) unless
-`kl=reverse`, which the code computes; a dropped token's last state includes the attention half of its last layer; the
-best epoch is chosen in the middle of the range, not at full length; vocabulary tasks teach short models by labels.
+early drops eat padding only); each row keeps its own tokens; kept tokens stay in order; tokens rank by attention before
+dropout; KL(full ‖ short) unless `kl=reverse`, which the code computes; a dropped token's last state includes the
+attention half of its last layer; the best epoch is chosen in the middle of the range, not at full length; vocabulary
+tasks teach short models by labels.
 Relations: PoWER-BERT with the same scores (its own diagonal left in) and one training for all budgets instead of one
 for each; takes an exit method's objective (`length_adaptive+branchynet`), so that rows leave early too.
 """

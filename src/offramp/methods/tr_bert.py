@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,7 +76,7 @@ class Options:
         if self.samples < 2:
             fix = "use 2 or more: a choice is judged against the others"
             raise OfframpError("a number of random choices a row", f"samples={self.samples}", fix)
-        if not (self.alpha >= 0.0 and self.alpha_both >= 0.0 and 0.0 <= self.guide <= 1.0):
+        if not (0.0 <= self.alpha < inf and 0.0 <= self.alpha_both < inf and 0.0 <= self.guide <= 1.0):
             given = f"alpha={self.alpha}, alpha_both={self.alpha_both}, guide={self.guide}"
             raise OfframpError("options of tr_bert", given, "use costs of 0 or more, and a share from 0 to 1")
         if not (self.slack >= 0.0 and 0.0 < self.select_lr < 1.0):
@@ -85,9 +86,6 @@ class Options:
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """Two selectors."""
-    if network.task.outputs == 0:
-        asked, given = f"tr_bert for {network.task.name}", "answers as wide as a vocabulary"
-        raise OfframpError(asked, given, "use a method that needs no teacher, e.g. branchynet or layerdrop")
     chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
     return nn.ModuleDict({"extra": nn.ModuleDict(chosen)})
 
@@ -200,9 +198,12 @@ class Everything(Stage):
         if self.objective is None:
             loss = losses.mean()
         else:  # a depth method's objective wants the states of all layers: one of the choices, as masks
-            loss = self.objective(net, trace(net.encoder, batch.packed, hard(rolled, batch.packed, net)), batch)
+            made = trace(net.encoder, batch.packed, hard(rolled, batch.packed, net))
+            answers = net(net.depth, made.at(net.depth))
+            loss = imitation_rows(net, answers, self.taught.of(batch), batch.packed).mean()
+            loss = loss + self.objective(net, made, batch)
         backward(loss + reward)
-        return {"loss": losses.mean().detach(), "kept": rolled.kept(many).mean()}
+        return {"loss": loss.detach(), "kept": rolled.kept(many).mean()}
 
 
 def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:

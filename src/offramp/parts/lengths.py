@@ -1,8 +1,8 @@
 """What length methods share: which tokens of a row stay, and settings that say how many.
 
 A length is a share of the row's own number of tokens, never of a padded maximum. Who stays is decided by rank among the
-row's own tokens; scores closer than a rounding error are equal and the earlier token wins, so that neither batch mates
-nor the order of sums can turn a tie.
+row's own tokens; scores are rounded, and of equal ones the earlier token wins, so that the order of sums (another
+batch, another engine) turns a tie only where two equal scores stand on a rounding edge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offramp.parts import rows
 from offramp.parts.network import Network
 
 FLOOR = 2  # tokens that every row keeps, if it has them
-FINE = 2.0**16  # scores nearer than 1/FINE are ties
+FINE = 2.0**16  # scores are rounded to multiples of 1/FINE
 MOST = 2**34  # no score times FINE reaches it
 
 

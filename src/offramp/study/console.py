@@ -101,7 +101,8 @@ def summary(finished: Finished, run: str) -> None:
     if int(os.environ.get("RANK", "0")) != 0:
         return
     out.print(points_table(finished.points))
-    out.print(f"written to {run}; next: offramp eval {run} --data FILE --budget 0.5", markup=False, soft_wrap=True)
+    budget = " --budget 0.5" if len(finished.points.points) > 1 else ""
+    out.print(f"written to {run}; next: offramp eval {run} --data FILE{budget}", markup=False, soft_wrap=True)
 
 
 def check_wish(budget: float | None, max_loss: float | None) -> None:
