@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.table import Table
+from rich.table import Column, Table
 
 from offramp import __version__, methods
 from offramp.errors import OfframpError
@@ -199,7 +199,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
 def agreement_table(made: dict[str, Any]) -> Table:
     """A line per technique, a column per layer: average precision / false-positive rate."""
     first = next(iter(made["techniques"].values()))["average_precision"]
-    table = Table("mAP / FPR", *(f"layer {i}" for i in range(1, len(first) + 1)))
+    table = Table(Column("mAP / FPR by layer", no_wrap=True), *map(str, range(1, len(first) + 1)))
     for name, own in made["techniques"].items():
         pairs = zip(own["average_precision"], own["false_positive_rate"], strict=True)
         table.add_row(name, *(f"{precision:.3f} / {wrong:.3f}" for precision, wrong in pairs))
