@@ -2,10 +2,9 @@
 
 The first population drops the same part at every layer, evenly spread in cost. Each iteration takes the configurations
 on the Pareto front, mutates some and averages pairs of them; whatever was tried, or would keep just as many tokens of
-every row in every layer as something tried, is never tried again. Where the method
-is a pair, a configuration is recorded once and the exits' thresholds are searched under it, so that one front covers
-both. An iteration's children depend on the seed, its number and the front before it: a search that was interrupted
-goes on to the same result.
+every row in every layer as something tried, is never tried again. Where the method is a pair, a configuration is
+recorded once and the exits' thresholds are searched under it, so that one front covers both. An iteration's children
+depend on the seed, its number and the front before it: a search that was interrupted goes on to the same result.
 
 Modifications from the published code: costs are those of the real rows, not of one padded to the maximum; a dominated
 configuration leaves the front however dear it is; when nothing new can be bred the search ends.
