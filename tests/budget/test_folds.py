@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offramp.budget.calibrate import calibrate
-from offramp.budget.folds import dependable, earned, part
+from offramp.budget.folds import dependable, earned, longer, part
 from offramp.budget.record import Recording, record
 from offramp.budget.subject import Subject, candidates, pointer, search_exits
 from offramp.budget.thresholds import Table, try_all
@@ -37,6 +37,16 @@ def test_a_lucky_rung_is_trusted_no_more_than_dearer_ones() -> None:
     assert [p.score for p in losses] == [3.0, 2.5, 2.5]
     assert dependable([point(0.3, 0.9, 0.04)], higher_is_better=True)[0].score == pytest.approx(0.89)
     assert dependable([point(0.3, 2.0, 0.04)], higher_is_better=False)[0].score == pytest.approx(2.01)
+
+
+def test_lengths_are_held_to_those_that_keep_more_in_every_layer_not_to_dearer_ones() -> None:
+    cliff = Point({"lengths": (1.0, 0.2)}, 0.5, 0.90, 2.0, 0.90)
+    even = Point({"lengths": (0.8, 0.7)}, 0.7, 0.85, 2.0, 0.85)  # dearer, and worse
+    less = Point({"lengths": (0.9, 0.2)}, 0.4, 0.95, 2.0, 0.95)  # lucky: it keeps less than the cliff everywhere
+    made = dependable([even, cliff, less], True, longer("lengths"))
+    assert [(p.mac_share, p.score) for p in made] == [(0.4, 0.90), (0.5, 0.90), (0.7, 0.85)]
+    whole = Point({"lengths": ()}, 1.0, 0.8, 2.0, 0.8)
+    assert {p.score for p in dependable([even, cliff, less, whole], True, longer("lengths"))} == {0.8}
 
 
 def source(rows: int, seed: int) -> Table:

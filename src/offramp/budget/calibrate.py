@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from offramp import engines, methods
 from offramp.budget.complaints import complaints
 from offramp.budget.decoding import decoder_candidates
-from offramp.budget.folds import dependable, earned, every_other, part
+from offramp.budget.folds import dearer, dependable, earned, every_other, longer, part
 from offramp.budget.gaps import between
 from offramp.budget.record import Recording
 from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits, unlike
@@ -23,7 +23,7 @@ from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Data
 from offramp.parts.network import Network
-from offramp.parts.space import Fixed, Threshold
+from offramp.parts.space import Fixed, Lengths, Threshold
 
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
 ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look
@@ -82,7 +82,7 @@ def explore(subject: Subject, recording: Recording) -> list[Point]:
     tried, loosest, space = [point(one) for one in settings], point({}), method.space
     if isinstance(space, Threshold) and space.grid:
         tried += between(space.name, tried[: len(space.grid)], loosest, point)
-    tried = dependable(tried, better)
+    tried = dependable(tried, better, longer(space.name) if isinstance(space, Lengths) else dearer)
     if searchable(method) and len(subject.data.rows) >= FEW and tried:
         tried += earned(subject, recording, tried, search_exits, point)
     return [*tried, loosest]

@@ -2,14 +2,14 @@
 
 A setting that was picked because it did well on the calibration rows does worse elsewhere, and the more freedom the
 search had the worse. Two remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
-rung is trusted no more than the dearer ones (`dependable`). A search over all off-ramps flatters itself a lot, so its
+rung is trusted no more than the dearer ones, or lengths no more than those that keep more in every layer
+(`dependable`). A search over all off-ramps flatters itself a lot, so its
 settings are scored by cross-fitting (the same search on four fifths of the rows, scored on the fifth it did not see)
 and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,17 +30,35 @@ FOLDS = 5
 CLEARLY = 2.0  # standard errors over folds
 CHOOSING = 0.25  # standard errors that the cheapest rung within a limit flatters itself by (found by simulation)
 Settings = dict[str, Any]
+Above = Callable[[Point, Point], bool]  # whether the second setting should know as much as the first
 Search = Callable[["Subject", Recording], list[tuple[float, Settings]]]  # (share of MACs, settings), cheapest first
 
 
-def dependable(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
-    """A ladder's rungs, cheapest first: a little is taken off for choosing among them, and none is promised more than
-    the dearer ones."""
-    sign, least, made = 1.0 if higher_is_better else -1.0, math.inf, []
-    for point in sorted(points, key=lambda p: -p.mac_share):
-        least = min(least, sign * point.score - CHOOSING * point.error)
-        made.append(replace(point, score=sign * least))
-    return made[::-1]
+def dearer(one: Point, other: Point) -> bool:
+    """Whether `other` spends as much as `one`: on a ladder with one number to turn it should know as much."""
+    return other.mac_share >= one.mac_share
+
+
+def longer(name: str) -> Above:
+    """The same for lengths, the setting `name`: only who keeps as many tokens in every layer should know as much."""
+
+    def above(one: Point, other: Point) -> bool:
+        mine, theirs = one.settings[name], other.settings[name]  # none given: all tokens
+        return not theirs or (bool(mine) and all(b >= a for a, b in zip(mine, theirs, strict=True)))
+
+    return above
+
+
+def dependable(points: Sequence[Point], higher_is_better: bool, above: Above = dearer) -> list[Point]:
+    """Settings, cheapest first: a little is taken off for choosing among them, and none is promised more than those
+    above it."""
+    sign = 1.0 if higher_is_better else -1.0
+    plain = [sign * point.score - CHOOSING * point.error for point in points]
+    made = [
+        replace(one, score=sign * min(score for score, other in zip(plain, points, strict=True) if above(one, other)))
+        for one in points
+    ]
+    return sorted(made, key=lambda point: point.mac_share)
 
 
 def part(subject: Subject, recording: Recording, chosen: NDArray[np.bool_]) -> tuple[Subject, Recording]:

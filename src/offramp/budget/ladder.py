@@ -1,4 +1,5 @@
-"""Lengths that drop the same part at every layer, evenly spread in cost: where a search begins, or a quick curve.
+"""Where a search over lengths begins, or a quick curve: the same part dropped at every layer, evenly spread in cost,
+and cliffs, which keep every token through the first layers.
 
 What lengths cost follows from the rows' own lengths alone, so none of this runs the model.
 """
@@ -39,6 +40,14 @@ def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, .
     targets = [low + (high - low) * step / (count + 1) for step in range(1, count + 1)]
     made = [smallest, *(constant(network.depth, _drop_for(cost, target, most)) for target in targets)]
     return list(dict.fromkeys(made))
+
+
+def cliffs(network: Network, count: int) -> list[tuple[float, ...]]:
+    """All tokens up to a layer and from there on the fewest the model was trained for, cheapest first; `count` at most,
+    their layers evenly spread. Early layers need the words; later ones read what these have gathered."""
+    smallest, last = shortest(network), network.depth - 1
+    edges = torch.linspace(1, last, min(count, last)).round().int().unique().tolist() if last else []
+    return [(1.0,) * edge + smallest[edge:] for edge in edges]
 
 
 def _drop_for(cost: Callable[[float], float], target: float, most: float) -> float:

@@ -1,13 +1,15 @@
 """Evolutionary search for lengths (Kim and Cho 2021): which shares of its tokens a row should keep after each layer.
 
-The first population drops the same part at every layer, evenly spread in cost. Each iteration takes the configurations
-on the Pareto front, mutates some and averages pairs of them; whatever was tried, or would keep just as many tokens of
-every row in every layer as something tried, is never tried again. Where the method is a pair, a configuration is
-recorded once and the exits' thresholds are searched under it, so that one front covers both. An iteration's children
-depend on the seed, its number and the front before it: a search that was interrupted goes on to the same result.
+The first population drops the same part at every layer, evenly spread in cost, or keeps every token up to a layer and
+few from there on. Each iteration takes the configurations on the Pareto front, mutates some and averages pairs of them;
+whatever was tried, or would keep just as many tokens of every row in every layer as something tried, is never tried
+again. Where the method is a pair, a configuration is recorded once and the exits' thresholds are searched under it, so
+that one front covers both. An iteration's children depend on the seed, its number and the front before it: a search
+that was interrupted goes on to the same result.
 
 Modifications from the published code: costs are those of the real rows, not of one padded to the maximum; a dominated
-configuration leaves the front however dear it is; when nothing new can be bred the search ends.
+configuration leaves the front however dear it is; when nothing new can be bred the search ends; its first population
+knows only constant drops.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 
 from offramp.budget.calibrate import exits_under
-from offramp.budget.ladder import ladder, length_macs
+from offramp.budget.ladder import cliffs, ladder, length_macs
 from offramp.budget.subject import Answers, Settings, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.methods import Method
@@ -120,8 +122,8 @@ def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[Point, ...]:
 
 
 def _first(subject: Subject) -> Iterator[Gene]:
-    """Constant drops from the shortest to all tokens; equal ones once."""
-    steps = ladder(subject.network, _lengths(subject), FIRST)
+    """Constant drops from the shortest to all tokens, then cliffs; equal ones once."""
+    steps = [*ladder(subject.network, _lengths(subject), FIRST), *cliffs(subject.network, FIRST // 2)]
     genes = [tuple(int(np.ceil(share * WHOLE - 1e-9)) for share in step) for step in steps]
     yield from dict.fromkeys([*genes, (WHOLE,) * subject.network.depth])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.budget.folds import dependable
+from offramp.budget.folds import dependable, longer
 from offramp.budget.recalibrate import warn_of_known_rows
 from offramp.budget.search import (
     Found,
@@ -36,6 +36,7 @@ from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import read_json, write_json, write_text
+from offramp.model.hardware import best_precision
 from offramp.model.points import Point, Points, pareto
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data
@@ -44,7 +45,7 @@ from offramp.text.read import fingerprint
 FILE = "search.json"
 SAVE_SECONDS = 5.0
 REPORTED = 40  # configurations of the front that are scored on the other rows
-STEPS = 7  # of the first population's that are scored beside them: on few rows a lucky one drives others off the front
+STEPS = 10  # of the first population's that are scored beside them: on few rows a lucky one drives others off the front
 Row = Mapping[str, Any]
 Say = Callable[[News], None]
 Scoring = Callable[[int, int], None]  # configurations scored, of how many
@@ -81,9 +82,11 @@ def search_run(
     mark, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_known_rows(recipe, mark, source, None)
     some, others = parted(len(rows), wish.rows)
-    file = _File(Path(run), {"rows": mark, "search_rows": len(some), **_breeding(wish.plan)})
+    precision = best_precision()
+    file = _File(Path(run), {"rows": mark, "search_rows": len(some), "precision": precision, **_breeding(wish.plan)})
     known = file.known(wish.resume)
     finding, judging = (_subject(predictor, [rows[i] for i in part]) for part in (some, others))
+    finding = replace(finding, rough=precision == "bf16")
     found = file.kept(lambda heard: search(finding, wish.plan, known, heard), say)
     about = {"name": "/".join(Path(source).parts[-2:]), "rows": len(others), "fingerprint": mark}
     about |= {"search_rows": len(some), "tried": len(found)}
@@ -125,6 +128,9 @@ def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         fresh += _again(subject, gene, points, full)
         scoring(done, len(chosen))
+    if subject.method.pair is None:
+        fresh = dependable(fresh, higher, longer(space_of(subject.method).name))
+        return pareto(fresh, loosest, higher)
     return (*dependable(pareto(fresh, loosest, higher)[:-1], higher), loosest)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
-from offramp.budget.ladder import ladder
+from offramp.budget.ladder import cliffs, ladder
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -27,6 +28,7 @@ from offramp.parts.space import Integer, Lengths, Threshold
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
+EVEN, CLIFFS = 5, 4  # where they are lengths: beside the shortest, of each kind
 POINTS = 60  # per-exit settings kept
 GENERATIONS = 40  # of the search for them
 Settings = dict[str, Any]
@@ -42,13 +44,14 @@ class Subject:
     data: Data
     under: Policy = field(default_factory=Policy)  # what drops tokens meanwhile, where the method is a pair's exits
     known: Sequence[Settings] = ()  # settings that a search found, to be tried beside those of the method's space
+    rough: bool = False  # in bfloat16: near enough to rank settings that others will be scored by
 
     def record(self) -> Recording:
         """What every exit says at the loosest setting."""
-        if not self.method.replays:  # nobody will replay it
-            return record(self.network, self.data, policy=self.under)
         loosest = self.method.policy(self.network, self.method.settings())
-        return record(self.network, self.data, policy=Both(self.under, loosest))
+        policy = Both(self.under, loosest) if self.method.replays else self.under  # else nobody will replay it
+        with self._precision():
+            return record(self.network, self.data, policy=policy)
 
     def run(self, settings: Settings, recording: Recording | None) -> Outcome:
         """One setting: replayed if there is a recording, else for real."""
@@ -58,7 +61,11 @@ class Subject:
             return replay(self.network, recording, policy)
         engine = engines.make("torch", self.network.encoder)
         whole = policy if self.network.decoder is not None else Both(self.under, policy)  # no pair decodes
-        return run_encoded(self.network, engine, whole, self.data.encoded)
+        with self._precision():
+            return run_encoded(self.network, engine, whole, self.data.encoded)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.network.device.type, torch.bfloat16, enabled=self.rough)
 
     def part(self, chosen: NDArray[np.bool_]) -> Subject:
         """The same on some of the rows."""
@@ -86,7 +93,8 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
         most = space.most(network) if space.most else len(network.ramps) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]
     if isinstance(space, Lengths):
-        return [{space.name: shares} for shares in ladder(network, recording.packed.lengths, RERUNS - 1)]
+        even = ladder(network, recording.packed.lengths, EVEN)
+        return [{space.name: shares} for shares in [*even, *cliffs(network, CLIFFS)]]
     if not isinstance(space, Threshold):
         return []
     if not space.replay:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from offramp.errors import OfframpError
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -40,13 +38,3 @@ class Schedule:
         """The share of the learning rate at a step: warm up linearly, then fall linearly to zero."""
         warm = max(1, int(self.warmup * total))
         return (step + 1) / warm if step < warm else max(0.0, (total - step) / max(1, total - warm))
-
-
-def best_precision() -> str:
-    """bf16 where the processor (or GPU) multiplies it natively."""
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    if not torch.backends.mkldnn.is_available():
-        return "fp32"
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else "fp32"

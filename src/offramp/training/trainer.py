@@ -23,13 +23,14 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.policy import Policy
+from offramp.model.hardware import best_precision
 from offramp.model.runner import full_macs, score
 from offramp.parts.batch import Batch, Data, batch, grouped
 from offramp.parts.network import Network
 from offramp.parts.stage import Stage
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
-from offramp.training.schedule import Schedule, best_precision
+from offramp.training.schedule import Schedule
 from offramp.training.word_tables import Tables, sparse
 
 
