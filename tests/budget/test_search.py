@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from offramp.budget import calibrate
 from offramp.budget import search as searching
-from offramp.budget.ladder import cliffs, ladder, length_macs
+from offramp.budget.ladder import ladder, length_macs, steep
 from offramp.budget.search import Found, News, Plan, children, cross, evaluate, front, mutate, search, shares
 from offramp.budget.subject import Subject
 from offramp.model.points import Point
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data
-from offramp.parts.lengths import shortest
+from offramp.parts.lengths import cliffs, shortest
 from tests import runs
 
 genes = st.lists(st.integers(1, 100), min_size=1, max_size=12).map(lambda parts: tuple(sorted(parts, reverse=True)))
@@ -56,16 +56,13 @@ def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
     assert (gaps > 0).all() and gaps.max() < 3 * gaps.mean()  # tokens are whole: rows cannot do every cost
 
 
-def test_cliffs_keep_every_token_up_to_a_layer_and_the_fewest_trained_for_after_it(run: Path) -> None:
+def test_the_first_population_has_cliffs_none_of_them_below_what_was_trained(run: Path) -> None:
     network = Predictor.load(run).network
-    fewest = shortest(network)
-    edges = [[share < 1.0 for share in made].index(True) for made in cliffs(network, 99)]
-    assert edges == list(range(1, network.depth)), "one for every layer but the last, and none twice"
-    for edge, made in zip(edges, cliffs(network, 99), strict=True):
-        assert made == (1.0,) * edge + fewest[edge:]
-    assert cliffs(network, 1) == cliffs(network, 99)[:1]
+    made = steep(network, 99)
+    assert made == cliffs(shortest(network)) and made
+    assert steep(network, 1) == made[:1]
     first = list(searching._first(subject(run)))
-    assert {tuple(math.ceil(100 * share - 1e-9) for share in made) for made in cliffs(network, 2)} <= set(first)
+    assert {tuple(math.ceil(100 * share - 1e-9) for share in one) for one in made} <= set(first)
 
 
 def test_rough_answers_rank_as_precise_ones_do(either: Path) -> None:

@@ -20,7 +20,7 @@ from offramp.methods import length_adaptive
 from offramp.methods.length_adaptive import LengthDrop, Options, Settings
 from offramp.model.folder import assemble
 from offramp.parts.batch import Batch
-from offramp.parts.lengths import shortest
+from offramp.parts.lengths import cliffs, shortest
 from offramp.parts.network import Network
 from offramp.tasks import get
 from tests import tiny
@@ -95,6 +95,17 @@ def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
         assert 0.7 <= float(ratio.min()) < 0.72 and 0.98 < float(ratio.max()) <= 1.0
 
 
+def test_some_of_the_random_lengths_are_cliffs() -> None:
+    net, stage = made(cliffs=0.5)
+    known = cliffs(shortest(net))
+    torch.manual_seed(0)
+    drawn = [stage._lengths(frozenset(), smallest=False) in known for _ in range(300)]
+    assert 0.4 < sum(drawn) / 300 < 0.6
+    edge = known[0].count(1.0) + 1
+    assert not any(stage._lengths(frozenset({edge}), smallest=False) in known[:1] for _ in range(50))
+    assert not any(stage._lengths(frozenset(), smallest=True) in known for _ in range(50))
+
+
 def some_batch() -> Batch:
     return Batch(pack(tiny.rows([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
 
@@ -152,6 +163,12 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=r"e\.g\. drop=0\.2"):
         Options(**options)
+
+
+@pytest.mark.parametrize("often", [-0.1, 1.1, float("nan")])
+def test_cliffs_are_asked_for_by_a_share(often: float) -> None:
+    with pytest.raises(OfframpError, match=r"use 0 to 1, e\.g\. 0\.5"):
+        Options(cliffs=often)
 
 
 def test_settings_are_plain_json() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offramp.core.packed import pack
 from offramp.errors import OfframpError
-from offramp.parts.lengths import LengthPolicy, LengthSettings, best, constant, counts, ranks
+from offramp.parts.lengths import STEEP, LengthPolicy, LengthSettings, best, cliffs, constant, counts, ranks
 from offramp.parts.network import network
 from offramp.tasks import get
 from tests import tiny
@@ -58,6 +58,13 @@ BAD = {
 def test_lengths_that_cannot_be_are_refused(lengths: tuple[float, ...]) -> None:
     with pytest.raises(OfframpError, match=BAD[lengths]):
         LengthSettings(lengths)
+
+
+def test_cliffs_keep_all_tokens_up_to_a_layer_and_no_fewer_in_all_than_the_least() -> None:
+    least = constant(6, 0.2)
+    assert cliffs(least) == [(1.0,) * edge + (STEEP,) * (6 - edge) for edge in (3, 4, 5)]
+    assert cliffs((0.01,) * 4) == [(1.0,) * edge + (STEEP,) * (4 - edge) for edge in (1, 2, 3)]
+    assert cliffs((0.5,)) == []
 
 
 def test_lengths_for_another_depth_are_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offramp.core.cost import Event, macs
-from offramp.parts.lengths import constant, counts, shortest
+from offramp.parts.lengths import cliffs, constant, counts, shortest
 from offramp.parts.network import Network
 
 
@@ -42,12 +42,11 @@ def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, .
     return list(dict.fromkeys(made))
 
 
-def cliffs(network: Network, count: int) -> list[tuple[float, ...]]:
-    """All tokens up to a layer and from there on the fewest the model was trained for, cheapest first; `count` at most,
-    their layers evenly spread. Early layers need the words; later ones read what these have gathered."""
-    smallest, last = shortest(network), network.depth - 1
-    edges = torch.linspace(1, last, min(count, last)).round().int().unique().tolist() if last else []
-    return [(1.0,) * edge + smallest[edge:] for edge in edges]
+def steep(network: Network, count: int) -> list[tuple[float, ...]]:
+    """Cliffs no shorter in all than what the model was trained for: `count` at most, their layers evenly spread."""
+    known = cliffs(shortest(network))
+    places = torch.linspace(0, len(known) - 1, min(count, len(known))).round().int().tolist()
+    return [known[place] for place in places]
 
 
 def _drop_for(cost: Callable[[float], float], target: float, most: float) -> float:

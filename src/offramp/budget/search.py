@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from offramp.budget.calibrate import exits_under
-from offramp.budget.ladder import cliffs, ladder, length_macs
+from offramp.budget.ladder import ladder, length_macs, steep
 from offramp.budget.subject import Answers, Settings, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.methods import Method
@@ -123,7 +123,7 @@ def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[Point, ...]:
 
 def _first(subject: Subject) -> Iterator[Gene]:
     """Constant drops from the shortest to all tokens, then cliffs; equal ones once."""
-    steps = [*ladder(subject.network, _lengths(subject), FIRST), *cliffs(subject.network, FIRST // 2)]
+    steps = [*ladder(subject.network, _lengths(subject), FIRST), *steep(subject.network, FIRST)]
     genes = [tuple(int(np.ceil(share * WHOLE - 1e-9)) for share in step) for step in steps]
     yield from dict.fromkeys([*genes, (WHOLE,) * subject.network.depth])
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
-from offramp.budget.ladder import cliffs, ladder
+from offramp.budget.ladder import ladder, steep
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -94,7 +94,7 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
         return [{space.name: value} for value in range(1, most + 1)]
     if isinstance(space, Lengths):
         even = ladder(network, recording.packed.lengths, EVEN)
-        return [{space.name: shares} for shares in [*even, *cliffs(network, CLIFFS)]]
+        return [{space.name: shares} for shares in [*even, *steep(network, CLIFFS)]]
     if not isinstance(space, Threshold):
         return []
     if not space.replay:

@@ -10,6 +10,8 @@ early drops eat padding only); each row keeps its own tokens; kept tokens stay i
 dropout; KL(full ‖ short) unless `kl=reverse`, which the code computes; a dropped token's last state includes the
 attention half of its last layer; the best epoch is chosen in the middle of the range, not at full length; vocabulary
 tasks teach short models by labels.
+Extension, off by default: `cliffs=0.5` makes half of the random lengths cliffs, which keep every token through the
+first layers and next to none beyond: what searches find best where later layers read what earlier ones gathered.
 Relations: PoWER-BERT with the same scores (its own diagonal left in) and one training for all budgets instead of one
 for each; takes an exit method's objective (`length_adaptive+branchynet`), so that rows leave early too.
 """
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.errors import OfframpError
 from offramp.parts.batch import Batch
-from offramp.parts.lengths import LengthPolicy, LengthSettings, Trained, constant
+from offramp.parts.lengths import LengthPolicy, LengthSettings, Trained, cliffs, constant
 from offramp.parts.losses import exit_loss, last_exit
 from offramp.parts.network import Network
 from offramp.parts.regimes import Objective
@@ -49,6 +51,7 @@ class Options:
     drop: float = 0.2  # the most that a layer drops of what it got
     layer_drop: float = 0.2  # how often a layer is skipped
     sandwiches: int = 2  # random lengths in each step
+    cliffs: float = 0.0  # how often a random length is a cliff: all tokens up to a layer, next to none after it
     kl: Literal["forward", "reverse"] = "forward"
     head_lr: float = 5e-4
 
@@ -58,6 +61,8 @@ class Options:
             given = f"drop={self.drop}, layer_drop={self.layer_drop}, sandwiches={self.sandwiches}"
             fix = "use e.g. drop=0.2, layer_drop=0.2, sandwiches=2"
             raise OfframpError("shares above 0 (of layers: 0 or more) and below 1, and a number", given, fix)
+        if not 0.0 <= self.cliffs <= 1.0:
+            raise OfframpError("how often a random length is a cliff", f"cliffs={self.cliffs}", "use 0 to 1, e.g. 0.5")
 
 
 def modules(network: Network, options: Options) -> nn.ModuleDict:
@@ -117,9 +122,19 @@ class LengthDrop(Stage):
 
     def _lengths(self, out: frozenset[int], smallest: bool) -> tuple[float, ...]:
         """The share kept after each layer; a skipped layer drops nothing."""
+        steep = [] if smallest else self._cliffs(out)
+        if steep:
+            return steep[int(torch.randint(len(steep), ()))]
         drops = torch.ones(self.network.depth) if smallest else torch.rand(self.network.depth)
         kept = [1.0 if layer in out else 1.0 - self.options.drop * part for layer, part in enumerate(drops.tolist(), 1)]
         return tuple(torch.tensor(kept, dtype=torch.float64).cumprod(0).tolist())
+
+    def _cliffs(self, out: frozenset[int]) -> list[tuple[float, ...]]:
+        """Now and then, cliffs whose edge is not in a skipped layer, which would leave all tokens where they are."""
+        if self.options.cliffs == 0.0 or float(torch.rand(())) >= self.options.cliffs:
+            return []
+        known = cliffs(constant(self.network.depth, self.options.drop))
+        return [lengths for lengths in known if lengths.count(1.0) + 1 not in out]
 
 
 def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:

@@ -23,6 +23,7 @@ from offramp.parts import rows
 from offramp.parts.network import Network
 
 FLOOR = 2  # tokens that every row keeps, if it has them
+STEEP = 0.05  # of a row's tokens go on beyond a cliff
 FINE = 2.0**16  # scores are rounded to multiples of 1/FINE
 MOST = 2**34  # no score times FINE reaches it
 
@@ -49,6 +50,14 @@ def counts(lengths: Tensor, share: float) -> Tensor:
 def constant(depth: int, drop: float) -> tuple[float, ...]:
     """Shares after each layer when every layer drops the same part of what it got."""
     return tuple(max(1e-6, round((1.0 - drop) ** layer, 6)) for layer in range(1, depth + 1))
+
+
+def cliffs(least: Sequence[float]) -> list[tuple[float, ...]]:
+    """Lengths that keep every token up to a layer and next to none from there on, cheapest first; none with fewer
+    tokens in all than `least`. Early layers need the words; later ones read what these have gathered."""
+    depth = len(least)
+    made = [(1.0,) * edge + (STEEP,) * (depth - edge) for edge in range(1, depth)]
+    return [one for one in made if sum(one) >= sum(least)]
 
 
 def check_falling(name: str, values: Sequence[float]) -> None:
