@@ -137,6 +137,17 @@ def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeyp
     assert net.hf.classifier.weight.grad is not None and adapler.cuts(net).eta.grad is None
 
 
+def test_a_model_of_one_layer_learns_its_threshold(tmp_path: Path) -> None:
+    net, data = build(num_hidden_layers=1)
+    found = gradients(stage_of(net, data, tmp_path, phi=1.0), everyone(net, data))
+    assert net.depth == 1 and found["added.cuts.eta"].abs().max() > 0
+
+
+def test_a_reach_that_no_setting_allows_is_refused() -> None:
+    with pytest.raises(OfframpError, match=r"reach=1001.*\n.*1000 or less"):
+        Options(reach=1001.0)
+
+
 def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
     net, data = build(options=Options(start="pretrained"))
     first, stage = adapler.stages(net, Options(start="pretrained"))

@@ -143,6 +143,13 @@ def test_options_of_joint_training_are_refused_where_the_backbone_is_frozen(name
             methods.configure(methods.get(name).options, dict([option.split("=")]), name)
 
 
+@pytest.mark.parametrize("name, wrong", [("length_adaptive", {"lengths": 0.5}), ("adapler", {"scale": None})])
+def test_settings_of_another_kind_are_refused(name: str, wrong: dict[str, Any]) -> None:
+    """As in a points.json that somebody edited."""
+    with pytest.raises(OfframpError, match=rf"settings of {name}.*\n.*\n.*give values of these kinds"):
+        methods.configure(methods.get(name).settings, wrong, name)
+
+
 def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     method, net = made("berxit")
     (stage,) = berxit.stages(net, berxit.Options())

@@ -16,10 +16,11 @@ from offramp.errors import OfframpError
 from offramp.methods import power_bert
 from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
 from offramp.model.folder import about, assemble, carry_over, load
-from offramp.parts.batch import Batch
+from offramp.parts.batch import Batch, Data
 from offramp.parts.network import Network
 from offramp.study.console import show_run
 from offramp.tasks import get
+from offramp.text.tokenise import Encoded
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 from tests.methods.test_exits import made as plain
@@ -88,6 +89,28 @@ def test_the_penalty_weighs_later_layers_more() -> None:
     told = stage.step(some_batch(), lambda loss: seen.append(float(loss.detach())))
     longest = kept.weights.shape[1]
     assert seen[0] - float(told["loss"]) == pytest.approx(0.5 * longest * (1 + 2 + 3), rel=1e-4)
+
+
+def test_ranks_that_no_row_has_are_no_part_of_the_penalty(tmp_path: Path) -> None:
+    """Their gradient would fill the norm that gradients are clipped to."""
+    net, kept = made()
+    stage = Search(net, options=Options(penalty=0.5))
+    stage.prepare(Data([], [Encoded([1] * n, [0] * n, 0, list(range(n)), [], 0) for n in (12, 7, 20)]), tmp_path)
+    stage.step(some_batch(), lambda loss: loss.backward())
+    assert kept.weights.grad is not None and kept.weights.grad[:, :20].abs().min() > 0
+    assert kept.weights.grad[:, 20:].abs().max() == 0
+
+
+def test_falling_counts_keep_a_rows_tokens_whoever_is_beside_it() -> None:
+    net, _ = made(counts=(15, 6, 2))
+    net.eval()
+    together = answer(net, Settings())
+    for row, length in enumerate(LENGTHS):
+        ids = [tiny.rows(LENGTHS)[row]]
+        with torch.no_grad():
+            alone = run(engines.make("torch", net.encoder), net, power_bert.Policy(net, Settings()), pack(ids))
+        assert torch.allclose(alone.logits[0], together.logits[row], atol=1e-5), length
+        assert [kept[0] for kept in fed(alone)] == [kept[row] for kept in fed(together)]
 
 
 def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:

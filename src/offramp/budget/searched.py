@@ -43,7 +43,8 @@ from offramp.parts.batch import Data
 from offramp.text.read import fingerprint
 
 FILE = "search.json"
-SAVE_SECONDS = 5.0
+SAVE_SECONDS, SELDOM = 5.0, 20.0  # between two writes, and how many times as long as one took
+FORMAT = 2  # changes when a search would breed others than the file's
 REPORTED = 40  # configurations of the front that are scored on the other rows
 STEPS = 10  # of the first population's that are scored beside them: on few rows a lucky one drives others off the front
 Row = Mapping[str, Any]
@@ -154,7 +155,7 @@ class _File:
     """The state of a search: whose it is, and everything tried so far."""
 
     def __init__(self, run: Path, identity: Mapping[str, Any]) -> None:
-        self.path, self.identity = run / FILE, {"model": operating.mark(run), **identity}
+        self.path, self.identity = run / FILE, {"format": FORMAT, "model": operating.mark(run), **identity}
 
     def known(self, resume: bool) -> list[Found]:
         """What an interrupted search of this model on these rows tried, to go on with; nothing to start a new one,
@@ -181,14 +182,14 @@ class _File:
 
     def kept(self, work: Callable[[Say], list[Found]], say: Say) -> list[Found]:
         """The search, its state written every few seconds and whenever it stops."""
-        last, heard = time.monotonic(), list[Found]()
+        due, heard = time.monotonic() + SAVE_SECONDS, list[Found]()
 
         def note(news: News) -> None:
-            nonlocal last, heard
-            heard = news.found
-            if news.left == 0 or time.monotonic() - last > SAVE_SECONDS:
+            nonlocal due, heard
+            heard, began = news.found, time.monotonic()
+            if began > due:
                 self._write(heard)
-                last = time.monotonic()
+                due = max(began + SAVE_SECONDS, time.monotonic() + SELDOM * (time.monotonic() - began))
             say(news)
 
         try:

@@ -10,7 +10,7 @@ a method as well, `length+depth`: tokens leave and rows leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import import_module
@@ -202,7 +202,12 @@ def configure(kind: type[Any], values: dict[str, Any], what: str) -> Any:
         choices = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
         if choices and made[key] not in choices:
             raise OfframpError(f"{what} setting {key}", repr(value), f"use one of: {', '.join(map(str, choices))}")
-    return kind(**made)
+    try:
+        return kind(**made)
+    except TypeError as error:  # a value of another kind, from a file that somebody edited
+        listed = ", ".join(f"{key}={value!r}" for key, value in made.items())
+        fix = f"give values of these kinds: {', '.join(f'{key}: {_kind(getattr(usual, key))}' for key in made)}"
+        raise OfframpError(f"settings of {what}", listed, fix) from error
 
 
 @lru_cache(maxsize=64)  # every single answer asks
@@ -218,7 +223,7 @@ def _kind(default: Any) -> str:
 
 
 def _convert(value: Any, default: Any, what: str) -> Any:
-    if isinstance(default, tuple) and not isinstance(value, str):
+    if isinstance(default, tuple) and isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)  # JSON has lists only
     if not isinstance(value, str) or isinstance(default, str):
         return value

@@ -49,6 +49,7 @@ GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
 HF_EQUAL = True
 NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
+MOST = 1000.0  # times the learned thresholds: nobody is left long before
 SHARP = (10.0, 1e5)  # λ at the start and at the end
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
 
@@ -60,7 +61,7 @@ class Settings:
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.scale <= 1000.0:
+        if not 0.0 <= self.scale <= MOST:
             fix = "use 0 (nobody leaves), 1 (as trained) or more (faster), e.g. 1.5"
             raise OfframpError("a multiple of the learned thresholds", f"scale={self.scale}", fix)
 
@@ -84,6 +85,8 @@ class Options:
         for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "reach"):
             if not 0.0 <= getattr(self, name) < inf:
                 raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", "use 0 or more")
+        if self.reach > MOST:
+            raise OfframpError("a scale to settle up to", f"reach={self.reach}", f"use {MOST:g} or less, e.g. 1.5")
         if self.best < 1:
             raise OfframpError("a number of epochs to take saliency from", f"best={self.best}", "use 1 or more")
 
@@ -211,7 +214,9 @@ class LengthTraining(Stage):
         made = trace(net.encoder, batch.packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
         loss = self.objective(net, made, batch)
         length = torch.stack(fading.lengths).sum(0).mean()
-        for_eta, for_dummy = torch.autograd.grad(loss + self.options.phi * length, (eta, dummy), retain_graph=True)
+        for_eta, for_dummy = torch.autograd.grad(
+            loss + self.options.phi * length, (eta, dummy), retain_graph=True, materialize_grads=True
+        )  # one layer has nobody to amplify
         carried = (own.eta * for_eta).sum() + (own.theta * for_dummy / (own.theta.detach() + 1e-7)).sum()
         shape = fading.predictor_loss(self.taught.of(batch), own.theta.detach(), batch.packed)
         backward(loss + self.options.gamma * shape + carried)

@@ -136,6 +136,7 @@ class Search(Stage):
 
     options: Options = field(kw_only=True)
     objective: Objective = last_exit
+    longest: int | None = None  # tokens of the longest training row
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
@@ -148,9 +149,9 @@ class Search(Stage):
         return [[*(group for group in rest if group["params"]), weights]]
 
     def prepare(self, data: Data, folder: Path) -> None:
-        longest = max(len(e.ids) for e in data.encoded)
+        self.longest = max(len(e.ids) for e in data.encoded)
         with torch.no_grad():
-            _retention(self.network).weights[:, longest:] = 0.0
+            _retention(self.network).weights[:, self.longest :] = 0.0
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         kept, net = _retention(self.network), self.network
@@ -158,7 +159,8 @@ class Search(Stage):
         soft = Soft(scores=lambda _: True, between=lambda layer, made, x: _weighed(kept, layer, made, x))
         fit = self.objective(net, trace(net.encoder, batch.packed, soft), batch)
         grows = torch.arange(1, net.depth + 1, device=kept.weights.device)
-        loss = fit + self.options.penalty * (kept.weights.sum(1) * grows).sum()
+        held = kept.weights[:, : self.longest].sum(1)  # ranks that no row has would only be clipped for
+        loss = fit + self.options.penalty * (held * grows).sum()
         backward(loss)
         return {"loss": fit.detach()}
 

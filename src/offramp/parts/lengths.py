@@ -115,7 +115,7 @@ class LengthPolicy(policy.Policy):
 
 
 class Trained(nn.Module):
-    """The shortest lengths a model was trained for: no search goes below them. Travels with the model."""
+    """The shortest lengths a model was trained for: no search keeps fewer tokens in all. Travels with the model."""
 
     shares: Tensor  # [layers]
 

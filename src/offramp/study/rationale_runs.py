@@ -121,14 +121,14 @@ def select(study: Study, train: Train) -> dict[str, Any]:
     full = _trained(study, "full", _texts(rows["train"]), train)
     whole = {split: marked(full, own) for split, own in rows.items()}
     texts = {split: _kept(full, own, None) for split, own in whole.items()}
-    whole_cost, table = _macs(full, texts["dev"]), {FULL: _cell(full, texts["dev"])}
+    whole_cost, table = _macs(full, texts["dev"]), {FULL: _cell(full, texts["dev"], rows["train"])}
     for strategy in STRATEGIES:
         files = {split: study.folder("rows", f"{strategy} {split}.json") for split in whole}
         for split, file in files.items():
             if not file.is_file():
                 write_json(file, _kept(full, whole[split], strategy, told=split == "train"))
         own = _trained(study, strategy, read_json(files["train"]), train)
-        table[strategy] = _cell(own, read_json(files["dev"]))
+        table[strategy] = _cell(own, read_json(files["dev"]), whole["train"])
     for cell in table.values():
         cell["mac_share"] = round(cell["mac_share"] / whole_cost, 6)
     made = {**_about(study, rows, len(whole["dev"])), "strategies": table}
@@ -150,12 +150,13 @@ def _macs(model: Loaded, rows: Sequence[Row]) -> float:
     return predictor.full_macs(predictor.prepare(rows, "rows"))
 
 
-def _cell(model: Loaded, rows: Sequence[Row]) -> dict[str, Any]:
+def _cell(model: Loaded, rows: Sequence[Row], learned: Sequence[object]) -> dict[str, Any]:
+    """A model on report rows; `learned`: what it was trained on, where nobody marked a word nothing can be chosen."""
     predictor = Predictor(model, engine="torch")
     data = Data(rows, predictor.prepare(rows, "rows"))
     policy = model.method.policy(model.network, model.method.settings())
     metrics, _ = score(model.network, predictor.engine, policy, data)
-    return {"accuracy": round(metrics["accuracy"], 6), "mac_share": _macs(model, rows)}
+    return {"accuracy": round(metrics["accuracy"], 6), "mac_share": _macs(model, rows), "rows_trained_on": len(learned)}
 
 
 def _about(study: Study, rows: dict[str, list[dict[str, Any]]], used: int) -> dict[str, Any]:

@@ -184,7 +184,8 @@ class Trainer:
         progress.log.append(entry)
         if self.accelerator.is_main_process and stage.select(progress.history) == len(progress.history) - 1:
             checkpoint.write_weights(best, self.network)
-        stage.end_epoch(progress.history)
+        with self._autocast():
+            stage.end_epoch(progress.history)
         self.report(**entry, done=True)
 
     def _score(self, policy: Policy, dev: Data) -> dict[str, float]:
