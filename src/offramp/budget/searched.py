@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from offramp.budget.folds import dependable, longer
+from offramp.budget.crossed import crossed
+from offramp.budget.folds import dependable
 from offramp.budget.recalibrate import warn_of_known_rows
 from offramp.budget.search import (
     Found,
     Gene,
     News,
     Plan,
-    evaluate,
     from_json,
     front,
     search,
@@ -30,14 +30,14 @@ from offramp.budget.search import (
     space_of,
     to_json,
 )
-from offramp.budget.subject import Answers, Subject, pointer
+from offramp.budget.subject import Answers, Judged, Subject, judge, pointer
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import read_json, write_json, write_text
 from offramp.model.hardware import best_precision
-from offramp.model.points import Point, Points, pareto
+from offramp.model.points import Point, Points
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data
 from offramp.text.read import fingerprint
@@ -124,26 +124,24 @@ def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[
     for i in np.unique(np.linspace(0, len(first) - 1, STEPS).round().astype(int)):
         chosen.setdefault(first[i].gene, list(first[i].points))
     scoring(0, len(chosen))
-    full, fresh = subject.predictions(subject.run({}, None)), list[Point]()
+    full, fresh = subject.predictions(subject.run({}, None)), list[Judged]()
     loosest = pointer(subject, None, full)({})
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         fresh += _again(subject, gene, points, full)
         scoring(done, len(chosen))
-    if subject.method.pair is None:
-        fresh = dependable(fresh, higher, longer(space_of(subject.method).name))
-        return pareto(fresh, loosest, higher)
-    return (*dependable(pareto(fresh, loosest, higher)[:-1], higher), loosest)
+    return (*dependable(crossed(fresh, loosest, subject.score, higher), higher), loosest)
 
 
-def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Point]:
+def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Judged]:
     """The same settings on the subject's rows."""
     pair, lengths = subject.method.pair, {space_of(subject.method).name: shares(gene)}
     if pair is None:
-        return evaluate(subject, gene, full)
+        return [judge(subject, None, full)(lengths)]
     under = subject.given(lengths)
-    point = pointer(under, under.record() if under.method.replays else None, full)
-    fresh = [point(pair.settings.part(1, known.settings)) for known in points]
-    return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
+    judged = judge(under, under.record() if under.method.replays else None, full)
+    fresh = [judged(pair.settings.part(1, known.settings)) for known in points]
+    both = zip(fresh, points, strict=True)
+    return [replace(new, point=replace(new.point, settings=known.settings)) for new, known in both]
 
 
 def _breeding(plan: Plan) -> dict[str, Any]:
