@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from offramp.budget import calibrate
 from offramp.budget import search as searching
 from offramp.budget.ladder import ladder, length_macs, steep
-from offramp.budget.search import Found, News, Plan, children, cross, evaluate, front, mutate, search, shares
+from offramp.budget.search import (
+    Found,
+    News,
+    Plan,
+    children,
+    cross,
+    evaluate,
+    front,
+    mutate,
+    promising,
+    search,
+    shares,
+)
 from offramp.budget.subject import Subject
 from offramp.model.points import Point
 from offramp.model.predictor import Predictor
@@ -144,6 +156,18 @@ def test_the_front_forgets_what_is_dominated() -> None:
     found = [one(1, 0.2, 0.5), one(2, 0.5, 0.9), one(3, 0.4, 0.5), one(4, 1.0, 0.8)]
     assert [owner.gene for owner, _ in front(found, True)] == [(1,), (2,)]
     assert [owner.gene for owner, _ in front(found, False)] == [(1,)]
+
+
+def test_the_best_of_every_range_of_costs_may_breed() -> None:
+    def one(gene: int, share: float, score: float) -> Found:
+        return Found((gene,), 0, (Point({}, share, score, 1.0),))
+
+    lucky = one(1, 0.2, 0.95)
+    others = [one(2, 0.51, 0.8), one(3, 0.52, 0.9), one(4, 0.53, 0.9), one(5, 1.0, 0.92)]
+    assert [owner.gene for owner, _ in front([lucky, *others], True)] == [(1,)]
+    assert [owner.gene for owner, _ in promising([lucky, *others], True)] == [(1,), (3,), (5,)]
+    assert [owner.gene for owner, _ in promising([lucky, *others], False)] == [(1,), (2,), (5,)]
+    assert [owner.gene for owner, _ in promising([lucky], True)] == [(1,)]
 
 
 def test_exits_of_a_pair_are_scored_on_rows_they_were_not_found_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

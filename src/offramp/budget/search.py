@@ -1,15 +1,15 @@
 """Evolutionary search for lengths (Kim and Cho 2021): which shares of its tokens a row should keep after each layer.
 
 The first population drops the same part at every layer, evenly spread in cost, or keeps every token up to a layer and
-few from there on. Each iteration takes the configurations on the Pareto front, mutates some and averages pairs of them;
-whatever was tried, or would keep just as many tokens of every row in every layer as something tried, is never tried
-again. Where the method is a pair, a configuration is recorded once and the exits' thresholds are searched under it, so
-that one front covers both. An iteration's children depend on the seed, its number and the front before it: a search
-that was interrupted goes on to the same result.
+few from there on. Each iteration takes the configurations on the Pareto front and the best in every range of costs,
+mutates some and averages pairs of them; no child is tried that would keep just as many tokens of every row in every
+layer as something tried. Where the method is a pair, a configuration is recorded once and the exits' thresholds are
+searched under it, so that one front covers both. An iteration's children depend on the seed, its number and what was
+found before it: a search that was interrupted goes on to the same result.
 
 Modifications from the published code: costs are those of the real rows, not of one padded to the maximum; a dominated
-configuration leaves the front however dear it is; when nothing new can be bred the search ends; its first population
-knows only constant drops.
+configuration leaves the front however dear it is; when nothing new can be bred the search ends. Ours too: cliffs in the
+first population, and parents from every range of costs, since fronts of few rows are short.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from offramp.parts.space import Lengths
 Gene = tuple[int, ...]  # kept after each layer, in hundredths of the row's tokens
 WHOLE = 100
 FIRST = 20  # configurations between the shortest and the longest in the first population
+RANGES = 16  # of costs, whose best may breed
 PATIENCE = 20  # attempts for each child that is wanted
 
 
@@ -107,6 +108,19 @@ def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, P
     return [(owner[id(point)], point) for point in pareto(points, dearest, higher_is_better)[:-1]]
 
 
+def promising(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, Point]]:
+    """The front and the best of every range of costs, cheapest first: on few rows one lucky point drives all others off
+    the front, and what nobody is bred from is never found."""
+    sign, best = 1.0 if higher_is_better else -1.0, dict[int, tuple[Found, Point]]()
+    everything = [(one, point) for one in found for point in one.points]
+    costs = [point.mac_share for _, point in everything]
+    wide = (max(costs) - min(costs)) / RANGES or 1.0
+    for one, point in sorted(everything, key=lambda item: (-sign * item[1].score, item[1].mac_share)):
+        best.setdefault(int((point.mac_share - min(costs)) / wide), (one, point))
+    both = [*front(found, higher_is_better), *best.values()]
+    return sorted({id(point): (one, point) for one, point in both}.values(), key=lambda item: item[1].mac_share)
+
+
 def shares(gene: Gene) -> tuple[float, ...]:
     """A configuration as the method's setting."""
     return tuple(part / WHOLE for part in gene)
@@ -133,9 +147,9 @@ def _lengths(subject: Subject) -> torch.Tensor:
 
 
 def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) -> list[Gene]:
-    """New configurations bred from the front, none dearer than all tokens or cheaper than the shortest ever trained."""
+    """New configurations bred from promising ones, none dearer than all tokens or cheaper than the shortest trained."""
     rng = np.random.default_rng((plan.seed, iteration))
-    parents = list(dict.fromkeys(one.gene for one, _ in front(before, subject.network.task.higher_is_better)))
+    parents = list(dict.fromkeys(one.gene for one, _ in promising(before, subject.network.task.higher_is_better)))
     lengths = _lengths(subject)
     known = {_effect(one.gene, lengths) for one in before}
     least = length_macs(subject.network, shares(before[0].gene), lengths).sum()  # the shortest was tried first

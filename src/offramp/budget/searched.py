@@ -24,7 +24,7 @@ from offramp.budget.search import (
     News,
     Plan,
     from_json,
-    front,
+    promising,
     search,
     shares,
     space_of,
@@ -44,9 +44,8 @@ from offramp.text.read import fingerprint
 
 FILE = "search.json"
 SAVE_SECONDS, SELDOM = 5.0, 20.0  # between two writes, and how many times as long as one took
-FORMAT = 2  # changes when a search would breed others than the file's
-REPORTED = 40  # configurations of the front that are scored on the other rows
-STEPS = 10  # of the first population's that are scored beside them: on few rows a lucky one drives others off the front
+FORMAT = 3  # changes when a search would breed others than the file's
+REPORTED = 40  # promising points, at most, that are scored on the other rows
 Row = Mapping[str, Any]
 Say = Callable[[News], None]
 Scoring = Callable[[int, int], None]  # configurations scored, of how many
@@ -112,17 +111,13 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
 
 
 def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[Point, ...]:
-    """The front of what was found, and a few of the first population, scored on other rows; what does not hold there
-    leaves it."""
+    """What was found promising, scored on other rows; what does not hold there leaves the front."""
     higher = subject.network.task.higher_is_better
-    best = front(found, higher)
+    best = promising(found, higher)
     index = np.unique(np.linspace(0, len(best) - 1, REPORTED).round().astype(int))
     chosen: dict[Gene, list[Point]] = {}
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
-    first = [one for one in found if one.iteration == 0]
-    for i in np.unique(np.linspace(0, len(first) - 1, STEPS).round().astype(int)):
-        chosen.setdefault(first[i].gene, list(first[i].points))
     scoring(0, len(chosen))
     full, fresh = subject.predictions(subject.run({}, None)), list[Judged]()
     loosest = pointer(subject, None, full)({})
