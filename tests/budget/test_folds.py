@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offramp.budget.calibrate import calibrate
-from offramp.budget.folds import dependable, earned, longer, part
+from offramp.budget.folds import dependable, earned, longer, part, shrunk
 from offramp.budget.record import Recording, record
 from offramp.budget.subject import Subject, candidates, pointer, search_exits
 from offramp.budget.thresholds import Table, try_all
@@ -47,6 +47,41 @@ def test_lengths_are_held_to_those_that_keep_more_in_every_layer_not_to_dearer_o
     assert [(p.mac_share, p.score) for p in made] == [(0.4, 0.90), (0.5, 0.90), (0.7, 0.85)]
     whole = Point({"lengths": ()}, 1.0, 0.8, 2.0, 0.8)
     assert {p.score for p in dependable([even, cliff, less, whole], True, longer("lengths"))} == {0.8}
+
+
+def many(seed: int, spread: float, slope: float) -> tuple[list[Point], np.ndarray, Point, float]:
+    """Thirty settings on the same 400 rows, cheaper ones departing more; what each is really worth; the full model."""
+    rng, costs = np.random.default_rng(seed), np.linspace(0.3, 0.95, 30)
+    truths = 0.8 + slope * costs + rng.normal(0, spread, 30)
+    shared, own = rng.random(400), rng.random((30, 400))
+    luck = np.where(rng.random((30, 400)) < 0.35 * (1 - costs)[:, None], own, shared)
+    right, full = luck < truths[:, None], shared < 0.8 + slope
+    errors = np.sqrt((right != full).mean(1) / 400)
+    told = enumerate(zip(costs, right.mean(1), errors, strict=True))
+    points = [Point({"i": i}, float(c), float(s), 0.0, float(s), float(e)) for i, (c, s, e) in told]
+    return points, truths, Point({"i": -1}, 1.0, float(full.mean()), 0.0), 0.8 + slope
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.15])
+def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, slope: float) -> None:
+    """However much settings of one cost really differ; without shrinking up to twice as much is lost."""
+    lost = []
+    for seed in range(100):
+        points, truths, loosest, worth = many(seed, spread, slope)
+        kept = dependable(pareto(shrunk(points, True), loosest, True)[:-1], True)
+        chosen = Points("accuracy", True, {}, (*kept, loosest)).choose(None, 0.01)
+        lost.append(0.0 if chosen is loosest else worth - truths[chosen.settings["i"]])
+    assert np.mean(lost) < 0.0105
+
+
+def test_shrinking_leaves_alone_what_is_sure_and_joins_what_is_not() -> None:
+    sure = [point(0.2, 0.8, 1e-4), point(0.4, 0.7, 1e-4), point(0.6, 0.9, 1e-4)]
+    assert [p.score for p in shrunk(sure, True)] == pytest.approx([0.8, 0.7, 0.9], abs=1e-3)
+    unsure = [point(0.2, 0.8, 0.2), point(0.4, 0.7, 0.2), point(0.6, 0.9, 0.2)]
+    assert [p.score for p in shrunk(unsure, True)] == pytest.approx([0.75, 0.75, 0.9])
+    assert [p.score for p in shrunk(unsure, False)] == pytest.approx([0.8, 0.8, 0.8])
+    assert shrunk(sure[:1], True) == sure[:1] and shrunk([], True) == []
 
 
 def source(rows: int, seed: int) -> Table:

@@ -172,10 +172,10 @@ def test_the_best_of_every_range_of_costs_may_breed() -> None:
 
 def test_exits_of_a_pair_are_scored_on_rows_they_were_not_found_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, scored = [], []
-    real_search, real_judge = calibrate.search_exits, calibrate.judge
+    real_search, real_pointer = calibrate.search_exits, calibrate.pointer
     monkeypatch.setattr(calibrate, "FEW", 20)
     monkeypatch.setattr(calibrate, "search_exits", lambda s, *a: found.append(s.data.rows) or real_search(s, *a))
-    monkeypatch.setattr(calibrate, "judge", lambda s, *a: scored.append(s.data.rows) or real_judge(s, *a))
+    monkeypatch.setattr(calibrate, "pointer", lambda s, *a: scored.append(s.data.rows) or real_pointer(s, *a))
     given = subject(pair)
     points = calibrate.explore(given, given.record())
     assert points and found and len(found) == len(scored)

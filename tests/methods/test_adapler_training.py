@@ -144,7 +144,7 @@ def test_a_model_of_one_layer_learns_its_threshold(tmp_path: Path) -> None:
 
 
 def test_a_reach_that_no_setting_allows_is_refused() -> None:
-    with pytest.raises(OfframpError, match=r"reach=1001.*\n.*1000 or less"):
+    with pytest.raises(OfframpError, match=r"reach=1001.*\n.*use 0 to 1000"):
         Options(reach=1001.0)
 
 

@@ -13,12 +13,11 @@ from dataclasses import asdict, replace
 
 from offramp import engines, methods
 from offramp.budget.complaints import complaints
-from offramp.budget.crossed import crossed
 from offramp.budget.decoding import decoder_candidates
-from offramp.budget.folds import dearer, dependable, earned, every_other, longer, part
+from offramp.budget.folds import dearer, dependable, earned, every_other, longer, part, shrunk
 from offramp.budget.gaps import between
 from offramp.budget.record import Recording
-from offramp.budget.subject import Answers, Judged, Settings, Subject, candidates, judge, pointer, search_exits, unlike
+from offramp.budget.subject import Answers, Settings, Subject, candidates, pointer, search_exits, unlike
 from offramp.methods import Method
 from offramp.model.points import Point, Points, pareto
 from offramp.model.runner import full_macs, score
@@ -75,12 +74,9 @@ def explore(subject: Subject, recording: Recording) -> list[Point]:
     if method.pair is not None:
         searched = [method.pair.settings.part(0, one) for one in subject.known]
         lengths = [*unlike([*searched, *candidates(network, method.pair.length, recording)]), {}]
-        full, judged = subject.predictions(subject.run({}, None)), list[Judged]()
-        for one in lengths:
-            under, found = exits_under(subject, one, full, apart=True)
-            judged += found
-        loosest = judged.pop().point
-        return [*dependable(crossed(judged, loosest, under.score, better), better), loosest]
+        full = subject.predictions(subject.run({}, None))
+        *found, loosest = (point for one in lengths for point in exits_under(subject, one, full, apart=True))
+        return [*dependable(pareto(shrunk(found, better), loosest, better)[:-1], better), loosest]
     point = pointer(subject, recording if method.replays else None)
     settings = unlike([*candidates(network, method, recording), *subject.known])
     tried, loosest, space = [point(one) for one in settings], point({}), method.space
@@ -97,12 +93,10 @@ def searchable(method: Method) -> bool:
     return isinstance(method.space, Threshold) and method.replays and method.space.each
 
 
-def exits_under(
-    subject: Subject, lengths: Settings, full: Answers, apart: bool = False
-) -> tuple[Subject, list[Judged]]:
+def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool = False) -> list[Point]:
     """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
-    last. First on which rows. `full`: what the full model answers. `apart`: thresholds are found on half of many rows
-    and scored on the other half, since nobody will score them on other ones."""
+    last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows and scored on the
+    other half, since nobody will score them on other ones."""
     pair, under = subject.method.pair, subject.given(lengths)
     assert pair is not None
     recording = under.record()
@@ -115,10 +109,9 @@ def exits_under(
         tries = [settings for _, settings in search_exits(*seen, EXITS, BRIEF)]
     else:
         tries = candidates(under.network, under.method, recording)
+    point = pointer(under, recording if under.method.replays else None, full)
     made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
-    found = map(judge(under, recording if under.method.replays else None, full), [*tries, {}])
-    whole = [(one, pair.settings.join(made, one.point.settings)) for one in found]
-    return under, [replace(one, point=replace(one.point, settings=settings)) for one, settings in whole]
+    return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
 
 
 def quick(method: Method, data: Data) -> Data:

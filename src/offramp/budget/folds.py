@@ -1,9 +1,10 @@
 """Scores that keep: what was found on some rows is scored on others.
 
 A setting that was picked because it did well on the calibration rows does worse elsewhere, and the more freedom the
-search had the worse. Two remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
+search had the worse. Three remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
 rung is trusted no more than the dearer ones, or lengths no more than those that keep more in every layer
-(`dependable`). A search over all off-ramps flatters itself a lot, so its
+(`dependable`). Settings of many kinds are drawn towards others of their cost (`shrunk`). A search over all off-ramps
+flatters itself a lot, so its
 settings are scored by cross-fitting (the same search on four fifths of the rows, scored on the fifth it did not see)
 and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.isotonic import IsotonicRegression
 
 from offramp.budget.record import Recording
 from offramp.model.points import Point
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 CLEARLY = 2.0  # standard errors over folds
+SMALL = 1e-3  # no score is known better
 CHOOSING = 0.25  # standard errors that the cheapest rung within a limit flatters itself by (found by simulation)
 Settings = dict[str, Any]
 Above = Callable[[Point, Point], bool]  # whether the second setting should know as much as the first
@@ -59,6 +62,20 @@ def dependable(points: Sequence[Point], higher_is_better: bool, above: Above = d
         for one in points
     ]
     return sorted(made, key=lambda point: point.mac_share)
+
+
+def shrunk(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
+    """Settings of many kinds, judged on the same rows, their scores drawn towards what others of their cost do, as far
+    as they differ no more than luck does: of those that share a cost the luckiest would be on the front."""
+    if len(points) < 2:
+        return list(points)
+    costs, scores, errors = (np.array([getattr(p, name) for p in points]) for name in ("mac_share", "score", "error"))
+    sure = 1.0 / np.maximum(errors, SMALL) ** 2
+    usual = IsotonicRegression(increasing=higher_is_better).fit(costs, scores, sample_weight=sure).predict(costs)
+    luck, seen = (np.average(one**2, weights=sure) for one in (errors, scores - usual))
+    real = max(0.0, 1.0 - luck / seen) if seen > 0.0 else 0.0  # the part of the differences that is none
+    made = usual + real * (scores - usual)
+    return [replace(point, score=float(score)) for point, score in zip(points, made, strict=True)]
 
 
 def part(subject: Subject, recording: Recording, chosen: NDArray[np.bool_]) -> tuple[Subject, Recording]:

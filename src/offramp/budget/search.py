@@ -132,7 +132,7 @@ def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[Point, ...]:
     lengths: Settings = {space_of(subject.method).name: shares(gene)}
     if subject.method.pair is None:
         return (pointer(subject, None, full)(lengths),)
-    return tuple(judged.point for judged in exits_under(subject, lengths, full)[1])
+    return tuple(exits_under(subject, lengths, full))
 
 
 def _first(subject: Subject) -> Iterator[Gene]:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.budget.crossed import crossed
-from offramp.budget.folds import dependable
+from offramp.budget.folds import dependable, shrunk
 from offramp.budget.recalibrate import warn_of_known_rows
 from offramp.budget.search import (
     Found,
@@ -30,14 +29,14 @@ from offramp.budget.search import (
     space_of,
     to_json,
 )
-from offramp.budget.subject import Answers, Judged, Subject, judge, pointer
+from offramp.budget.subject import Answers, Subject, pointer
 from offramp.errors import OfframpError
 from offramp.model import folder as folders
 from offramp.model import points as operating
 from offramp.model.card import card
 from offramp.model.files import read_json, write_json, write_text
 from offramp.model.hardware import best_precision
-from offramp.model.points import Point, Points
+from offramp.model.points import Point, Points, pareto
 from offramp.model.predictor import Predictor
 from offramp.parts.batch import Data
 from offramp.text.read import fingerprint
@@ -119,24 +118,23 @@ def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
     scoring(0, len(chosen))
-    full, fresh = subject.predictions(subject.run({}, None)), list[Judged]()
+    full, fresh = subject.predictions(subject.run({}, None)), list[Point]()
     loosest = pointer(subject, None, full)({})
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         fresh += _again(subject, gene, points, full)
         scoring(done, len(chosen))
-    return (*dependable(crossed(fresh, loosest, subject.score, higher), higher), loosest)
+    return (*dependable(pareto(shrunk(fresh, higher), loosest, higher)[:-1], higher), loosest)
 
 
-def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Judged]:
+def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Point]:
     """The same settings on the subject's rows."""
     pair, lengths = subject.method.pair, {space_of(subject.method).name: shares(gene)}
     if pair is None:
-        return [judge(subject, None, full)(lengths)]
+        return [pointer(subject, None, full)(lengths)]
     under = subject.given(lengths)
-    judged = judge(under, under.record() if under.method.replays else None, full)
-    fresh = [judged(pair.settings.part(1, known.settings)) for known in points]
-    both = zip(fresh, points, strict=True)
-    return [replace(new, point=replace(new.point, settings=known.settings)) for new, known in both]
+    point = pointer(under, under.record() if under.method.replays else None, full)
+    fresh = [point(pair.settings.part(1, known.settings)) for known in points]
+    return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
 
 
 def _breeding(plan: Plan) -> dict[str, Any]:

@@ -87,11 +87,6 @@ class Subject:
         made = methods.configure(length.settings, settings, length.name)
         return replace(self, method=depth, under=length.policy(self.network, made), known=())
 
-    def score(self, rows: Sequence[int], answers: Sequence[Any]) -> float:
-        """The task's metric of answers to some of the rows."""
-        task = self.network.task
-        return task.metrics([self.data.rows[row] for row in rows], list(answers))[task.metric]
-
     def predictions(self, outcome: Outcome) -> Answers:
         """Answers to the rows."""
         return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
@@ -170,32 +165,16 @@ def search_exits(
     return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": heat}) for i in index]
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What a setting did, and its answer to every row."""
-
-    point: Point
-    answers: Sequence[Any]
-
-
 def pointer(
     subject: Subject, recording: Recording | None, answers: Answers | None = None
 ) -> Callable[[Settings], Point]:
-    """As `judge`, without the answers."""
-    judged = judge(subject, recording, answers)
-    return lambda settings: judged(settings).point
-
-
-def judge(
-    subject: Subject, recording: Recording | None, answers: Answers | None = None
-) -> Callable[[Settings], Judged]:
     """What a setting does on the subject's rows: replayed if there is a recording, else for real. `answers` are those
     of the full model, from which settings depart; by default what the loosest setting says."""
     task, data = subject.network.task, subject.data
     single = subject.network.decoder is None  # sentences are scored together: no departure, no error of their own
     meant = (answers or subject.predictions(subject.run({}, recording))) if single else []
 
-    def judged(settings: Settings) -> Judged:
+    def point(settings: Settings) -> Point:
         outcome = subject.run(settings, recording)
         said = subject.predictions(outcome)
         score = task.metrics(data.rows, said)[task.metric]
@@ -203,6 +182,6 @@ def judge(
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
         error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5 if single else 0.0
         full = float(full_macs(subject.network, data.encoded, outcome).sum())
-        return Judged(Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error), said)
+        return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
 
-    return judged
+    return point

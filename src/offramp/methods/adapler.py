@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import ClassVar, Literal, cast
 
@@ -83,10 +82,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "reach"):
-            if not 0.0 <= getattr(self, name) < inf:
-                raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", "use 0 or more")
-        if self.reach > MOST:
-            raise OfframpError("a scale to settle up to", f"reach={self.reach}", f"use {MOST:g} or less, e.g. 1.5")
+            if not 0.0 <= getattr(self, name) <= MOST:
+                raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", f"use 0 to {MOST:g}")
         if self.best < 1:
             raise OfframpError("a number of epochs to take saliency from", f"best={self.best}", "use 1 or more")
 
@@ -214,9 +211,8 @@ class LengthTraining(Stage):
         made = trace(net.encoder, batch.packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
         loss = self.objective(net, made, batch)
         length = torch.stack(fading.lengths).sum(0).mean()
-        for_eta, for_dummy = torch.autograd.grad(
-            loss + self.options.phi * length, (eta, dummy), retain_graph=True, materialize_grads=True
-        )  # one layer has nobody to amplify
+        aim = loss + self.options.phi * length  # where there is one layer only, nobody is amplified: materialize
+        for_eta, for_dummy = torch.autograd.grad(aim, (eta, dummy), retain_graph=True, materialize_grads=True)
         carried = (own.eta * for_eta).sum() + (own.theta * for_dummy / (own.theta.detach() + 1e-7)).sum()
         shape = fading.predictor_loss(self.taught.of(batch), own.theta.detach(), batch.packed)
         backward(loss + self.options.gamma * shape + carried)
