@@ -28,6 +28,11 @@ def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> T
     return macs([*log, Event("head", network.depth, rows, seen, seen)], network, lengths.shape[0])
 
 
+def kept_tokens(shares: Sequence[float], lengths: Tensor) -> int:
+    """How many tokens rows of these lengths keep after all layers together."""
+    return sum(int(counts(lengths, share).sum()) for share in shares)
+
+
 def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, ...]]:
     """The shortest lengths the model was trained for and `count` longer ones, cheapest first; all tokens left out."""
     smallest = shortest(network)

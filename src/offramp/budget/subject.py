@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines, methods
-from offramp.budget.ladder import ladder, steep
+from offramp.budget.ladder import kept_tokens, ladder, steep
 from offramp.budget.record import Recording, record, replay, state_at
 from offramp.budget.table import fit_temperatures, table
 from offramp.budget.thresholds import search
@@ -102,8 +102,9 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
         most = space.most(network) if space.most else len(network.ramps) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]
     if isinstance(space, Lengths):
-        even = ladder(network, recording.packed.lengths, EVEN)
-        return [{space.name: shares} for shares in [*even, *steep(network, CLIFFS)]]
+        lengths = recording.packed.lengths
+        made = [*ladder(network, lengths, EVEN), *steep(network, CLIFFS)]
+        return [{space.name: shares} for shares in sorted(made, key=lambda one: kept_tokens(one, lengths))]
     if not isinstance(space, Threshold):
         return []
     if not space.replay:
