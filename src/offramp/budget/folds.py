@@ -4,9 +4,8 @@ A setting that was picked because it did well on the calibration rows does worse
 search had the worse. Three remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
 rung is trusted no more than the dearer ones, or lengths no more than those that keep more in every layer
 (`dependable`). Settings of many kinds are drawn towards others of their cost (`shrunk`). A search over all off-ramps
-flatters itself a lot, so its
-settings are scored by cross-fitting (the same search on four fifths of the rows, scored on the fifth it did not see)
-and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
+flatters itself a lot, so its settings are scored by cross-fitting (the same search on four fifths of the rows, scored
+on the fifth it did not see) and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
 """
 
 from __future__ import annotations
