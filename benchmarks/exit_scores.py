@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__
-from offramp.budget.record import record
-from offramp.model.files import write_json
-from offramp.model.folder import read_recipe
-from offramp.model.predictor import Predictor
-from offramp.parts.batch import Data
-from offramp.study.evaluate import hardware, model_name, place
-from offramp.text.read import read
+from offramp.calibration.replay import record
+from offramp.data.readers import read
+from offramp.evaluation.result_cells import hardware, model_name, place
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import read_recipe
+from offramp.nn.batches import Data
+from offramp.utils.files import write_json
 
 
 def scores(run: str, source: str) -> dict[str, Any]:

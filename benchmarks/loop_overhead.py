@@ -23,10 +23,10 @@ from offramp.core.layout import Layout, Scores
 from offramp.core.loop import run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.model.files import write_json
-from offramp.parts.criteria import row_entropy
-from offramp.study.evaluate import hardware
+from offramp.evaluation.result_cells import hardware
+from offramp.nn.confidence import row_entropy
 from offramp.tasks.classification import Task
+from offramp.utils.files import write_json
 
 DEPTH, WIDTH, LENGTH = 12, 384, 16
 STATES, LOGITS = torch.zeros(LENGTH, WIDTH), torch.zeros(1, 6)

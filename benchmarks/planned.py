@@ -25,14 +25,14 @@ from typing import Any
 
 from offramp import __version__, methods
 from offramp.cli._options import command_line
+from offramp.data.readers import read
 from offramp.errors import OfframpError
-from offramp.model.files import write_json
-from offramp.model.folder import read_recipe
-from offramp.model.predictor import Predictor
-from offramp.study.contenders import Everything, ours
-from offramp.study.evaluate import Origin, evaluate, hardware, model_name, place
-from offramp.study.timing import interleaved
-from offramp.text.read import read
+from offramp.evaluation.contenders import Everything, ours
+from offramp.evaluation.result_cells import Origin, evaluate, hardware, model_name, place
+from offramp.evaluation.timing import interleaved
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import read_recipe
+from offramp.utils.files import write_json
 
 FULL = ("the whole stack", -1)
 PROGRAM = "python benchmarks/planned.py"

@@ -22,12 +22,12 @@ import transformers
 
 import offramp
 from offramp.core.policy import Policy
-from offramp.model.files import write_json
-from offramp.model.predictor import Predictor
-from offramp.model.runner import run_packed
-from offramp.parts.batch import packed_rows
-from offramp.study.evaluate import hardware, model_name
-from offramp.text.read import read
+from offramp.data.readers import read
+from offramp.evaluation.result_cells import hardware, model_name
+from offramp.inference.batching import run_packed
+from offramp.inference.predictor import Predictor
+from offramp.nn.batches import packed_rows
+from offramp.utils.files import write_json
 
 
 def padded_batches(encoded: list[Any], size: int, fill: int) -> list[dict[str, torch.Tensor]]:

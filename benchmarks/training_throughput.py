@@ -21,12 +21,12 @@ import transformers
 
 import offramp
 from offramp import methods, tasks
-from offramp.model.files import write_json
-from offramp.model.folder import assemble, load_backbone, load_tokenizer
-from offramp.parts.batch import Data
-from offramp.study.evaluate import hardware, model_name
-from offramp.text.read import read
+from offramp.data.readers import read
+from offramp.evaluation.result_cells import hardware, model_name
+from offramp.inference.run_folder import assemble, load_backbone, load_tokenizer
+from offramp.nn.batches import Data
 from offramp.training.trainer import Schedule, Trainer
+from offramp.utils.files import write_json
 
 
 class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped here

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__
-from offramp.model.files import write_json
-from offramp.model.folder import read_recipe
-from offramp.model.predictor import Predictor
-from offramp.study import translation as study
-from offramp.study.evaluate import hardware, place
-from offramp.text.read import read
+from offramp.data.readers import read
+from offramp.evaluation import translation as study
+from offramp.evaluation.result_cells import hardware, place
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import read_recipe
+from offramp.utils.files import write_json
 
 SHAPE = {
     "model_type": "marian",

@@ -17,9 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from offramp.model.folder import quiet
-from offramp.training import job
-from offramp.training.job import Job
+from offramp.commands import train as job
+from offramp.commands.train import Job
+from offramp.inference.run_folder import quiet
 from offramp.training.schedule import Schedule
 from tests import tiny, tiny_tokenizers
 
@@ -29,7 +29,7 @@ TASKS = {  # kind of rows → task
     "pairs": "classification",
     "regression": "regression",
     "tagging": "tagging",
-    "span": "span",
+    "question_answering": "question_answering",
     "masked_lm": "masked_lm",
 }
 SPLITS = (("train", 48, 0), ("dev", 24, 1))  # name, rows, seed
@@ -37,9 +37,9 @@ WORDS = ["the", "a", "film", "is", "very", "who", "saw", "it", "what", "and", "o
 PRELOAD = [  # what a command imports
     "offramp.cli",
     "offramp.methods.deebert",
-    "offramp.study.console",
+    "offramp.cli.console",
     "offramp.tasks.classification",
-    "offramp.training.job",
+    "offramp.commands.train",
     "sklearn.metrics",
     "tests.runs",
     "transformers.models.bert.modeling_bert",
@@ -76,7 +76,7 @@ def _row(kind: str, draw: random.Random, good: bool) -> dict[str, Any]:
     if kind == "tagging":
         tags = ["B-ORG" if word in ("good", "bad") else "O" for word in marked]
         return {"tokens": marked, "tags": tags}
-    if kind == "span":
+    if kind == "question_answering":
         context = f"{text} lives in paris ."
         answers = {"text": ["paris"], "answer_start": [context.index("paris")]}
         return {"question": "who is in it ?", "context": context, "answers": answers}

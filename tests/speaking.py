@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from offramp.training import job
-from offramp.training.job import Job
+from offramp.commands import train as job
+from offramp.commands.train import Job
 from offramp.training.schedule import Schedule
 from tests import runs
 

@@ -10,7 +10,7 @@ import pytest
 
 from offramp.engines import How
 from offramp.errors import OfframpError
-from offramp.model.predictor import Predictor
+from offramp.inference.predictor import Predictor
 from tests import runs
 from tests.test_cli import Call, call, rows
 

@@ -27,7 +27,7 @@ BAD_TRAINING: dict[str, tuple[dict[str, Any] | bytes, list[str]]] = {
     "empty text": (b'{"text": "a", "label": 1}\n{"text": " ", "label": 0}', ["row 2", "'text' is empty"]),
     "unknown ending": ({"train": "rows.xyz"}, ["rows.xyz", ".jsonl"]),
     "unknown method": ({"method": "magic"}, ["'magic'", "branchynet", "deebert", "full"]),
-    "unknown task": ({"task": "chess"}, ["'chess'", "classification", "span"]),
+    "unknown task": ({"task": "chess"}, ["'chess'", "classification", "question_answering"]),
     "unknown backbone": ({"model": "gpt"}, ["'gpt2'", "modernbert", "roberta"]),
     "missing model": ({"model": "./nowhere"}, ["./nowhere", "no such folder", "config.json"]),
     "unknown setting": ({"method": "deebert", "set": "pol=mean"}, ["pol=mean", "pool"]),

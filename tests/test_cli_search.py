@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from offramp.budget.search import Plan
-from offramp.model.points import Point
-from offramp.model.predictor import Predictor
-from offramp.study import searching
-from offramp.study.budgets import spots
-from offramp.study.searching import drawing
+from offramp.calibration.length_search import Plan
+from offramp.cli import search_progress as searching
+from offramp.cli.search_progress import drawing
+from offramp.evaluation.budgets import spots
+from offramp.inference.operating_points import Point
+from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import runs
 from tests.test_cli import Call, call, rows
@@ -29,7 +29,7 @@ def test_search_finds_points_and_budgets_use_them(
     run = runs.train(base, tmp_path, "length_adaptive", schedule=quick)
     data = rows("new.jsonl", runs.rows("classification", 20, 3))
     assert call("eval", run, "--data", data, "--budget", 0.8).code == 0  # a quick curve was made by training
-    monkeypatch.setattr("offramp.budget.search.FIRST", 3)
+    monkeypatch.setattr("offramp.calibration.length_search.FIRST", 3)
     words = ["--data", data, "--iterations", 1, "--mutations", 2, "--crossovers", 2, "--rows", 8, "--budget", 0.8]
     said = call("search", run, *words)
     assert said.code == 0 and "for budget 0.8" in said.out, said.err

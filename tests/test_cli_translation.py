@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import offramp
-from offramp.model.folder import load
+from offramp.inference.run_folder import load
 from tests import runs, speaking
 from tests.test_cli import Call, call
 

@@ -10,7 +10,7 @@ import pytest
 
 from offramp import backbones, methods, tasks
 from offramp.cli import app
-from offramp.study.report import report
+from offramp.commands.report import report
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]

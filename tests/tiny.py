@@ -51,7 +51,7 @@ AUTO = {
     "classification": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
     "tagging": "AutoModelForTokenClassification",
-    "span": "AutoModelForQuestionAnswering",
+    "question_answering": "AutoModelForQuestionAnswering",
     "masked_lm": "AutoModelForMaskedLM",
 }
 

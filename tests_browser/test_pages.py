@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tests.study.test_collect import folder as _folder  # the same made-up results
 
-from offramp.study.explain import Explanation, Step, Story
-from offramp.study.page import explanation_page
-from offramp.study.report import report
+from offramp.commands.report import report
+from offramp.evaluation.explanations import Explanation, Step, Story
+from offramp.evaluation.pages import explanation_page
 
 folder = _folder
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"

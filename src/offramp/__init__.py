@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
-    from offramp.model.predictor import Predictor
+    from offramp.inference.predictor import Predictor
 
 __version__ = "0.1.0"
 __all__ = ["OfframpError", "__version__", "load"]
@@ -26,6 +26,6 @@ def load(
 
     `import offramp` stays quick because torch is imported here, on first use.
     """
-    from offramp.model.predictor import Predictor
+    from offramp.inference.predictor import Predictor
 
     return Predictor.load(folder, engine, precision, threads)

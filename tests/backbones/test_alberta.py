@@ -13,7 +13,7 @@ from torch import Tensor
 from offramp import backbones
 from offramp.core.attention import Plan, attend
 from offramp.core.packed import pack
-from offramp.model.folder import quiet
+from offramp.inference.run_folder import quiet
 from tests import tiny
 
 LENGTHS = [7, 1, 12]
@@ -121,7 +121,7 @@ def test_losses_as_transformers_trains_with_them() -> None:
     one = tiny.model("alberta", num_labels=1)
     out = one(ids, labels=torch.tensor([0.5, 2.0]))
     assert torch.allclose(out.loss, (out.logits[:, 0] - torch.tensor([0.5, 2.0])).square().mean())
-    spans = tiny.model("alberta", tiny.AUTO["span"])(ids, start_positions=tags[:, 0], end_positions=tags[:, 1])
+    spans = tiny.model("alberta", tiny.AUTO["question_answering"])(ids, start_positions=tags[:, 0], end_positions=tags[:, 1])
     assert spans.loss.isfinite()
     assert len(tiny.model("alberta").base_model(ids, output_hidden_states=True).hidden_states) == 5
     words = tiny.model("alberta", tiny.AUTO["masked_lm"])

@@ -40,10 +40,10 @@ def test_token_by_token(kind: str, lengths: list[int]) -> None:
         assert torch.allclose(a, b[: lengths[row]], atol=1e-5), row
 
 
-@pytest.mark.parametrize("task", ["classification", "tagging", "span", "masked_lm"])
+@pytest.mark.parametrize("task", ["classification", "tagging", "question_answering", "masked_lm"])
 @pytest.mark.parametrize("kind", tiny.BACKBONES)
 def test_last_exit_is_the_own_head(kind: str, task: str) -> None:
-    extra = {"num_labels": 2} if task == "span" else {}
+    extra = {"num_labels": 2} if task == "question_answering" else {}
     net = tiny.model(kind, tiny.AUTO[task], **extra)
     ids = tiny.rows(LENGTHS)
     out = tiny.padded(net, ids)
@@ -53,7 +53,7 @@ def test_last_exit_is_the_own_head(kind: str, task: str) -> None:
     if task == "classification":
         assert torch.allclose(logits, out.logits, atol=1e-5)
         return
-    theirs = torch.stack((out.start_logits, out.end_logits), -1) if task == "span" else out.logits
+    theirs = torch.stack((out.start_logits, out.end_logits), -1) if task == "question_answering" else out.logits
     for row, part in enumerate(logits.split(LENGTHS)):
         assert torch.allclose(part, theirs[row, : LENGTHS[row]], atol=2e-5)
 

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods, tasks
-from offramp.budget.record import record
-from offramp.budget.subject import candidates
+from offramp.calibration.replay import record
+from offramp.calibration.subject import candidates
 from offramp.core import cost
 from offramp.core.loop import Engine, Result, run
 from offramp.core.packed import pack
+from offramp.data.tokenization import Encoded
 from offramp.engines import How
+from offramp.inference.run_folder import assemble
 from offramp.methods import Method
-from offramp.model.folder import assemble
-from offramp.parts.batch import Data, batch, packed_rows
-from offramp.parts.network import Network
-from offramp.parts.regimes import Joint
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Soft, trace
-from offramp.text.tokenise import Encoded
+from offramp.nn.batches import Data, batch, packed_rows
+from offramp.nn.network import Network
+from offramp.training.forward import Soft, trace
+from offramp.training.objectives import Joint
+from offramp.training.stage import Stage
 from tests import tiny
 
 LENGTHS = [9, 3, 17, 5, 5, 30]

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from offramp import engines, methods, tasks
-from offramp.budget.record import record, replay
-from offramp.budget.subject import Subject, candidates
+from offramp.calibration.replay import record, replay
+from offramp.calibration.subject import Subject, candidates
 from offramp.core import cost
 from offramp.errors import OfframpError
+from offramp.inference.batching import run_encoded
 from offramp.methods import Method
-from offramp.model.runner import run_encoded
-from offramp.parts.batch import Data, batch
-from offramp.parts.network import Network
+from offramp.nn.batches import Data, batch
+from offramp.nn.network import Network
 from tests.conformance.test_methods import LENGTHS, _reached, answer, by_row, made, options_of
 
 WHERE = [("classification", "bert"), ("tagging", "bert"), ("regression", "modernbert")]

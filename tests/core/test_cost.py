@@ -20,8 +20,8 @@ from offramp.core.engine import Engine
 from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
-from offramp.parts.exits import ExitOptions, ramps
-from offramp.parts.network import network
+from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.nn.network import network
 from offramp.tasks import get
 from tests import tiny
 from tests.fakes import Drop, Leave

@@ -13,10 +13,10 @@ from offramp.core.attention import Scores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Both, Policy
-from offramp.parts.exits import ExitOptions, ramps
-from offramp.parts.network import Network, network
-from offramp.parts.trace import Soft, Trace, trace
+from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.nn.network import Network, network
 from offramp.tasks import get
+from offramp.training.forward import Soft, Trace, trace
 from tests import tiny
 from tests.fakes import Drop, Gate, Leave
 

@@ -12,7 +12,7 @@ from offramp.core.layout import Layout, Scores
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.parts.criteria import row_entropy
+from offramp.nn.confidence import row_entropy
 from offramp.tasks.classification import Task
 
 DEPTH, STATES, LOGITS = 12, torch.zeros(16, 64), torch.zeros(1, 6)

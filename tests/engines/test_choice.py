@@ -11,7 +11,8 @@ import torch
 
 import offramp
 from offramp import backbones, engines
-from offramp.engines import How, _runtime
+from offramp.engines import How
+from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
 from tests import tiny
 

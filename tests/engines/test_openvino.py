@@ -17,8 +17,8 @@ from offramp.core.loop import Engine, Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Both, Policy
 from offramp.engines import How
-from offramp.parts.exits import ExitOptions, ramps
-from offramp.parts.network import Network, network
+from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.nn.network import Network, network
 from offramp.tasks import get
 from tests import runs, tiny
 from tests.fakes import Drop, Gate, Leave

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from offramp.engines.openvino.engine import OpenVINOEngine
 from torch import Tensor
 
 from offramp import engines
 from offramp.core.loop import State
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.engines import How, _shelf
-from offramp.engines.openvino import OpenVINOEngine
-from offramp.parts.exits import ExitOptions, Lexicon, ramps
-from offramp.parts.heads import OffRamp
-from offramp.parts.lexical import FittedRamp, LexicalRamp
-from offramp.parts.network import network
+from offramp.engines import How
+from offramp.engines.openvino import cache as _shelf
+from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
+from offramp.nn.exit_heads import OffRamp
+from offramp.nn.exit_policies import ExitOptions, Lexicon, ramps
+from offramp.nn.network import network
 from offramp.tasks import get
 from tests import tiny
 from tests.engines.test_openvino import EVEN, MOMENTS, RAGGED, answer, compiled, net_for

@@ -12,17 +12,17 @@ from offramp import engines, methods, tasks
 from offramp.core import cost
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference.run_folder import assemble
 from offramp.methods import adapler
+from offramp.methods._shared.soft_token_mask import Fading, fade
 from offramp.methods.adapler import Options, Policy, Settings
-from offramp.model.folder import assemble
-from offramp.parts import rows
-from offramp.parts.batch import Batch, Data, batch, packed_rows
-from offramp.parts.fading import Fading, fade
-from offramp.parts.network import Network
-from offramp.parts.saliency import saliency
-from offramp.parts.trace import Soft, trace
-from offramp.text.tokenise import Encoded
+from offramp.nn import row_ops as rows
+from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.network import Network
+from offramp.training.forward import Soft, trace
+from offramp.training.saliency import saliency
 from tests import tiny
 
 LENGTHS = [9, 3, 17, 5]

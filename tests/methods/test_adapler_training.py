@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from offramp.errors import OfframpError
+from offramp.inference.predictor import Predictor
 from offramp.methods import adapler
 from offramp.methods.adapler import FineTune, LengthTraining, Options
-from offramp.model.predictor import Predictor
-from offramp.parts.batch import Batch, Data
-from offramp.parts.losses import last_exit
-from offramp.parts.network import Network
-from offramp.parts.saliency import saliency
+from offramp.nn.batches import Batch, Data
+from offramp.nn.network import Network
+from offramp.training.losses import last_exit
+from offramp.training.saliency import saliency
 from tests import runs
 from tests.methods.test_adapler import build, everyone
 

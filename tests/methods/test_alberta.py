@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from offramp import engines, methods
-from offramp.budget.calibrate import calibrate
-from offramp.budget.record import replay
-from offramp.budget.subject import Subject
+from offramp.calibration.calibrate import calibrate
+from offramp.calibration.replay import replay
+from offramp.calibration.subject import Subject
 from offramp.core.loop import Result, run
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference.batching import run_encoded
+from offramp.inference.run_folder import assemble
 from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc
-from offramp.model.folder import assemble
-from offramp.model.runner import run_encoded
-from offramp.parts.batch import Data, packed_rows
-from offramp.parts.network import Network
-from offramp.parts.trace import trace
+from offramp.nn.batches import Data, packed_rows
+from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.text.tokenise import Encoded
+from offramp.training.forward import trace
 from tests import tiny
 
 LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from offramp.errors import OfframpError
+from offramp.inference.predictor import Predictor
 from offramp.methods import alberta
 from offramp.methods.alberta import Options, Settings, stages
-from offramp.model.predictor import Predictor
-from offramp.parts.batch import batch, packed_rows
-from offramp.parts.trace import trace
+from offramp.nn.batches import batch, packed_rows
+from offramp.training.forward import trace
 from offramp.training.schedule import Schedule
 from tests import runs
 from tests.methods.test_alberta import LENGTHS, answer, made, predictor
@@ -103,7 +103,7 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span", "masked_lm"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "question_answering", "masked_lm"])
 def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, kind: str) -> None:
     options = {"start": 1.0, "penalty": 0.5}
     schedule = Schedule(epochs=2, batch_size=16, lr=0.003)

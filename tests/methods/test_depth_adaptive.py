@@ -11,18 +11,18 @@ from torch import Tensor
 
 import offramp
 from offramp import engines, methods, tasks
-from offramp.budget.subject import candidates
+from offramp.calibration.subject import candidates
 from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference import run_folder as folder
+from offramp.methods._shared.halting import Oracle, Pass, halting_loss, right_exits, through
 from offramp.methods.depth_adaptive import EncoderPolicy, Options, Policy, Settings
-from offramp.model import folder
-from offramp.parts.batch import Batch, Data, batch, packed_rows
-from offramp.parts.halting import Oracle, Pass, halting_loss, right_exits, through
-from offramp.parts.network import Network
-from offramp.parts.trace import Trace, trace
-from offramp.text.tokenise import Encoded
+from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.network import Network
+from offramp.training.forward import Trace, trace
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 

@@ -12,15 +12,15 @@ from offramp import engines, methods
 from offramp.core.loop import Result, run
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
+from offramp.inference.run_folder import assemble
 from offramp.methods import berxit, pabee, shallow_deep
-from offramp.model.folder import assemble
-from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtSettings, EntropySettings, exit_weights
-from offramp.parts.losses import exit_losses
-from offramp.parts.network import Network
-from offramp.parts.regimes import Joint
-from offramp.parts.trace import trace
+from offramp.nn.batches import Batch
+from offramp.nn.exit_policies import DoubtSettings, EntropySettings, exit_weights
+from offramp.nn.network import Network
 from offramp.tasks import get
+from offramp.training.forward import trace
+from offramp.training.losses import exit_losses
+from offramp.training.objectives import Joint
 from tests import tiny
 
 ROWS = [{"text": "a", "label": i} for i in range(3)]

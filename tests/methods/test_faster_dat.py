@@ -13,16 +13,16 @@ from offramp.core import cost
 from offramp.core.attention import Layout, Scores, layout
 from offramp.core.loop import run
 from offramp.core.packed import Packed
+from offramp.data.tokenization import Encoded
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
+from offramp.inference import run_folder as folder
+from offramp.methods._shared.plans import Extent, by_information
 from offramp.methods.faster_dat import Options, Policy, Settings
-from offramp.model import folder
-from offramp.parts.batch import Data, packed_rows
-from offramp.parts.network import Network
-from offramp.parts.plans import Extent, by_information
-from offramp.parts.trace import trace
-from offramp.parts.words import table, vocabulary, words_of
-from offramp.text.tokenise import Encoded
+from offramp.nn.batches import Data, packed_rows
+from offramp.nn.network import Network
+from offramp.nn.words import table, vocabulary, words_of
+from offramp.training.forward import trace
 from tests import runs, tiny, tiny_tokenizers
 
 ROWS = [{"text": "a", "label": i % 3} for i in range(3)]

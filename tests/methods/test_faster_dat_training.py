@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import offramp
-from offramp.budget.subject import candidates
+from offramp.calibration.subject import candidates
 from offramp.errors import OfframpError
+from offramp.inference import run_folder as folder
+from offramp.methods._shared.guessed import Passes, estimate
+from offramp.methods._shared.plans import GuessWords
 from offramp.methods.faster_dat import Planned, Settings
-from offramp.model import folder
-from offramp.parts.batch import Batch, packed_rows
-from offramp.parts.guessed import Passes, estimate
-from offramp.parts.plans import GuessWords
-from offramp.parts.stage import Backward, Stage
+from offramp.nn.batches import Batch, packed_rows
 from offramp.training.schedule import Schedule
+from offramp.training.stage import Backward, Stage
 from tests import runs
 
 
@@ -71,7 +71,7 @@ def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None
 
 def test_mi_without_classes_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="estimation=reconstruction"):
-        runs.train(base, tmp_path, "faster_dat", "span")
+        runs.train(base, tmp_path, "faster_dat", "question_answering")
 
 
 def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from torch import Tensor
 from offramp import engines, methods, tasks
 from offramp.core import cost
 from offramp.core.loop import Result, run
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import assemble
 from offramp.methods import head_pruning
 from offramp.methods.head_pruning import Options, Pruned, chosen, importance
-from offramp.model.folder import assemble
-from offramp.model.predictor import Predictor
-from offramp.parts.batch import Data, batch, packed_rows
-from offramp.parts.losses import exit_loss
-from offramp.parts.network import Network
-from offramp.parts.trace import trace
-from offramp.text.tokenise import Encoded
+from offramp.nn.batches import Data, batch, packed_rows
+from offramp.nn.network import Network
+from offramp.training.forward import trace
+from offramp.training.losses import exit_loss
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 

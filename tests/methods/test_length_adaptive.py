@@ -16,12 +16,12 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
 from offramp.core.policy import Both, Policy
 from offramp.errors import OfframpError
+from offramp.inference.run_folder import assemble
 from offramp.methods import length_adaptive
+from offramp.methods._shared.lengths import cliffs, shortest
 from offramp.methods.length_adaptive import LengthDrop, Options, Settings
-from offramp.model.folder import assemble
-from offramp.parts.batch import Batch
-from offramp.parts.lengths import cliffs, shortest
-from offramp.parts.network import Network
+from offramp.nn.batches import Batch
+from offramp.nn.network import Network
 from offramp.tasks import get
 from tests import tiny
 from tests.methods.test_exits import made as plain

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from offramp import engines, methods
+from offramp.cli.console import show_run
 from offramp.core.loop import Result, run
 from offramp.core.packed import pack
 from offramp.core.policy import Both, Policy
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference.run_folder import about, assemble, carry_over, load
 from offramp.methods import power_bert
 from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
-from offramp.model.folder import about, assemble, carry_over, load
-from offramp.parts.batch import Batch, Data
-from offramp.parts.network import Network
-from offramp.study.console import show_run
+from offramp.nn.batches import Batch, Data
+from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.text.tokenise import Encoded
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 from tests.methods.test_exits import made as plain

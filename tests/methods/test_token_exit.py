@@ -9,13 +9,13 @@ from offramp import engines, methods
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Both, Policy
+from offramp.inference.run_folder import assemble
 from offramp.methods.token_exit import Policy as TokenExit
 from offramp.methods.token_exit import Settings, _widest
-from offramp.model.folder import assemble
-from offramp.parts.criteria import token_doubt
-from offramp.parts.network import Network
-from offramp.parts.trace import trace
+from offramp.nn.confidence import token_doubt
+from offramp.nn.network import Network
 from offramp.tasks import get
+from offramp.training.forward import trace
 from tests import tiny
 
 LENGTHS = [9, 4, 17]

@@ -13,18 +13,18 @@ from offramp import engines, methods, tasks
 from offramp.core import cost
 from offramp.core.loop import run
 from offramp.core.packed import pack
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.inference.run_folder import assemble
 from offramp.methods import tr_bert
+from offramp.methods._shared.rollout import Rollout, hard, points, tiled
 from offramp.methods.tr_bert import Options, Policy, Settings
-from offramp.model.folder import assemble
-from offramp.parts.batch import Batch, Data, batch, packed_rows
-from offramp.parts.losses import last_exit
-from offramp.parts.network import Network
-from offramp.parts.rollout import Rollout, hard, points, tiled
-from offramp.parts.tape import tape
-from offramp.parts.teacher import imitation_rows
-from offramp.parts.trace import trace
-from offramp.text.tokenise import Encoded
+from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.network import Network
+from offramp.training.distillation import imitation_rows
+from offramp.training.forward import trace
+from offramp.training.forward_dropping import tape
+from offramp.training.losses import last_exit
 from tests import runs, tiny
 
 LENGTHS = [9, 3, 17, 5]
@@ -205,7 +205,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
 
 def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
     folder = runs.train(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "select_lr": 0.02})
-    from offramp.model.predictor import Predictor
+    from offramp.inference.predictor import Predictor
 
     predictor = Predictor.load(str(folder))
     assert predictor.points is not None and min(p.mac_share for p in predictor.points.points) < 0.9

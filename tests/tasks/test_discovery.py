@@ -21,7 +21,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "classification": [{"text": text, "label": index % 2} for index, text in enumerate(TEXTS)],
     "regression": [{"text": text, "label": index / 2} for index, text in enumerate(TEXTS)],
     "tagging": [{"tokens": text.split(), "tags": ["O", "B-PER"] + ["O"] * len(text.split()[2:])} for text in TEXTS],
-    "span": [
+    "question_answering": [
         {"question": "what is it ?", "context": TEXTS[0], "answers": ANSWER},
         {"question": "who ?", "context": TEXTS[1], "answers": {"text": [], "answer_start": []}},
         {"question": "who saw it ?", "context": TEXTS[2], "answers": {"text": ["the man"], "answer_start": [0]}},
@@ -72,9 +72,9 @@ def test_the_head_of_transformers_has_as_many_outputs(name: str) -> None:
     model = getattr(transformers, task.auto_class).from_config(config)
     (ids,) = torch.tensor([[2, 9, 10, 3]]).unsqueeze(0)
     output = model(ids)
-    logits = output.start_logits if name == "span" else output.logits
-    assert logits.shape[-1] == (4 if name == "span" else task.outputs or 90)
-    assert logits.shape[:-1] == ((1,) if task.kind == "row" or name == "span" else (1, 4))
+    logits = output.start_logits if name == "question_answering" else output.logits
+    assert logits.shape[-1] == (4 if name == "question_answering" else task.outputs or 90)
+    assert logits.shape[:-1] == ((1,) if task.kind == "row" or name == "question_answering" else (1, 4))
 
 
 @pytest.mark.parametrize("make", [wordpiece, bytelevel])
@@ -132,9 +132,9 @@ def test_distributions_belong_to_their_rows(name: str) -> None:
     logits = torch.randn(count, task.outputs or 7)
     spread, owner = task.distributions(logits, lengths, torch.tensor([True, False, True, True, False, True]))
     assert torch.allclose(spread.softmax(-1).sum(-1), torch.ones(len(spread)))
-    expected = {"row": [0, 1, 2], "token": [0, 0, 1, 2], "span": [0, 0, 1, 1, 2, 2]}
+    expected = {"row": [0, 1, 2], "token": [0, 0, 1, 2], "question_answering": [0, 0, 1, 1, 2, 2]}
     found = [0, 1, 2] if owner is None else owner.tolist()
-    assert found == expected["span" if name == "span" else task.kind] and len(found) == len(spread)
+    assert found == expected["question_answering" if name == "question_answering" else task.kind] and len(found) == len(spread)
 
 
 @pytest.mark.parametrize("name", tasks.names())

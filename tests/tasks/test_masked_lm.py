@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.tasks.masked_lm import Task
-from offramp.text.tokenise import Encoded
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 LONG = {"text": "the film is good and the man is not bad . " * 40}

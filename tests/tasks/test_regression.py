@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.tasks.regression import Task
-from offramp.text.tokenise import Encoded
 
 
 def rows(*labels: Any) -> list[dict[str, Any]]:

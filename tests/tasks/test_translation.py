@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offramp import tasks
+from offramp.data.tokenizer_training import learn_pieces
 from offramp.errors import OfframpError
-from offramp.text.learn import learn_pieces
 from tests.tiny_tokenizers import wordpiece
 
 TEXTS = ["Ein Mann läuft.", "Zwei Hunde spielen im Gras.", "Ein Haus"] * 4

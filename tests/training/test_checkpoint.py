@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from offramp import methods, tasks
 from offramp.errors import OfframpError
-from offramp.model import folder as folders
-from offramp.parts.network import Network
+from offramp.inference import run_folder as folders
+from offramp.nn.network import Network
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
 from tests import runs

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offramp.parts.batch import Batch
-from offramp.parts.stage import Backward, Groups, Stage
+from offramp.nn.batches import Batch
 from offramp.training.schedule import Schedule
+from offramp.training.stage import Backward, Groups, Stage
 from offramp.training.trainer import Interrupted, Trainer
 from tests.training.test_trainer import build
 

@@ -14,10 +14,10 @@ import torch
 from offramp import engines, methods, tasks
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
-from offramp.model import folder as folders
-from offramp.model.runner import score
-from offramp.parts.batch import Data
-from offramp.parts.network import Network, network
+from offramp.inference import run_folder as folders
+from offramp.inference.batching import score
+from offramp.nn.batches import Data
+from offramp.nn.network import Network, network
 from offramp.training.schedule import Schedule
 from offramp.training.trainer import Interrupted, Trainer
 from tests import runs

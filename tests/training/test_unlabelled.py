@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from offramp.commands import train as job
+from offramp.commands.train import Job
 from offramp.errors import OfframpError
-from offramp.model.predictor import Predictor
-from offramp.training import job
-from offramp.training.job import Job
+from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import runs
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from offramp.backbones._narrow import Narrowing as Narrowing
 from offramp.core.attention import Layout, Scores
 from offramp.core.cost import HeadCost, LayerCost
-from offramp.core.decode import Ready
-from offramp.core.decode_cost import BlockCost
 from offramp.core.packed import Packed
+from offramp.decoding.cost import BlockCost
+from offramp.decoding.loop import Ready
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from offramp.backbones import Decoder, Encoder, Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
-from offramp.core.decode_cost import BlockCost
 from offramp.core.dropout import dropout
 from offramp.core.packed import Packed
 from offramp.core.written import written_out
+from offramp.decoding.cost import BlockCost
 
 Embed = Callable[[Any, Tensor, Tensor], Tensor]  # a half of the model, ids, positions → embeddings
 

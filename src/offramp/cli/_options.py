@@ -38,7 +38,7 @@ def pairs(given: list[str] | None, flag: str) -> dict[str, str]:
 
 def seconds(latency: str | None) -> float | None:
     """`--latency 5ms` in seconds."""
-    from offramp.model.points import parse_latency
+    from offramp.inference.operating_points import parse_latency
 
     return None if latency is None else parse_latency(latency)
 

@@ -18,9 +18,9 @@ def command(
     json: Json = None,
 ) -> None:
     """What TF-IDF and logistic regression reach on the same rows, in milliseconds and without a Transformer."""
-    from offramp.study import console
-    from offramp.study.baselines import tfidf
-    from offramp.text.read import read
+    from offramp.cli import console
+    from offramp.data.readers import read
+    from offramp.evaluation.baselines import tfidf
 
     names = pairs(column, "--column")
     rows = read(train, columns=names, limit=limit)

@@ -35,9 +35,9 @@ def command(
     """Measure this machine: rows a second, latency, memory and score of a run at several budgets, and of its peers."""
     import torch
 
-    from offramp.study import measure
-    from offramp.study.bench import Plan
-    from offramp.text.read import read
+    from offramp.commands import bench as measure
+    from offramp.data.readers import read
+    from offramp.evaluation.bench import Plan
 
     measure.check(what)
     plan = Plan(

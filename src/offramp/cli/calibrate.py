@@ -27,11 +27,11 @@ def command(
     column: Columns = None,
 ) -> None:
     """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
-    from offramp.budget.latency import Wish
-    from offramp.budget.recalibrate import recalibrate
-    from offramp.study import console
-    from offramp.study.bars import bar
-    from offramp.text.read import read
+    from offramp.calibration.latency import Wish
+    from offramp.cli import console
+    from offramp.cli.bars import bar
+    from offramp.commands.calibrate import recalibrate
+    from offramp.data.readers import read
 
     console.check_wish(budget, max_loss)
     time = seconds(latency)

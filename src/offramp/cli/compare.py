@@ -28,11 +28,12 @@ def command(
     """Train, calibrate and evaluate every method on every data set, fairly; then write the report."""
     from pathlib import Path
 
-    from offramp.study import compare as study
-    from offramp.study import console, progress
-    from offramp.study.clocking import clock
-    from offramp.study.moviedata import carried_model
-    from offramp.study.plan import Plan, chosen_methods, seconds, sets_of
+    from offramp.cli import comparison_progress as progress
+    from offramp.cli import console
+    from offramp.commands import compare as study
+    from offramp.evaluation.clocking import clock
+    from offramp.evaluation.demo_data import carried_model
+    from offramp.evaluation.plan import Plan, chosen_methods, seconds, sets_of
 
     limit = seconds(time_limit) if time_limit else None
     study.check_free(out, resume)

@@ -13,6 +13,6 @@ def command(
     quick: Annotated[bool, typer.Option("--quick", help="fewer rows, under 90 seconds")] = False,
 ) -> None:
     """Fine-tune the carried MiniLM on movie-review sentences and show what a budget buys."""
-    from offramp.study.demo import demo as show
+    from offramp.commands.demo import demo as show
 
     show(out or ("runs/demo-quick" if quick else "runs/demo"), quick)

@@ -24,10 +24,10 @@ def command(
     from pathlib import Path
 
     from offramp import methods
-    from offramp.model.files import write_json
-    from offramp.model.predictor import Predictor
-    from offramp.study import depths as study
-    from offramp.text.read import read
+    from offramp.data.readers import read
+    from offramp.evaluation import depths as study
+    from offramp.inference.predictor import Predictor
+    from offramp.utils.files import write_json
 
     predictor = Predictor.load(run)
     method = predictor.model.method

@@ -46,13 +46,13 @@ def command(
     json: Json = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
-    from offramp.model.folder import read_recipe
-    from offramp.model.predictor import Predictor
-    from offramp.study import console
-    from offramp.study import evaluate as study
-    from offramp.study.bars import bar
-    from offramp.study.sweep import sweep
-    from offramp.text.read import read
+    from offramp.cli import console
+    from offramp.cli.bars import bar
+    from offramp.data.readers import read
+    from offramp.evaluation import result_cells as study
+    from offramp.evaluation.point_sweep import sweep
+    from offramp.inference.predictor import Predictor
+    from offramp.inference.run_folder import read_recipe
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk, seconds(latency))

@@ -20,10 +20,11 @@ def command(
     html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets here")] = None,
 ) -> None:
     """Show one input layer by layer: tokens that left, what each off-ramp said, where it stopped and why."""
-    from offramp.model.predictor import Predictor
-    from offramp.study import console, story
-    from offramp.study.explain import explain
-    from offramp.study.page import explanation_page
+    from offramp.cli import console
+    from offramp.cli import explanation as story
+    from offramp.evaluation.explanations import explain
+    from offramp.evaluation.pages import explanation_page
+    from offramp.inference.predictor import Predictor
 
     predictor = Predictor.load(run, "torch")
     made = explain(predictor, Path(run).name, texts, predictor.settings(budget, pairs(set_, "--set"), max_loss))

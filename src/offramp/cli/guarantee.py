@@ -24,13 +24,13 @@ def command(
     """Check `calibrate --risk` on real rows: prove again and again, count how often the other rows break it."""
     from pathlib import Path
 
-    from offramp.model.files import write_json
-    from offramp.model.folder import load, read_recipe
-    from offramp.model.predictor import Predictor
-    from offramp.study import evaluate as study
-    from offramp.study.bars import bar
-    from offramp.study.guarantee import Draws, broken
-    from offramp.text.read import read
+    from offramp.cli.bars import bar
+    from offramp.data.readers import read
+    from offramp.evaluation import result_cells as study
+    from offramp.evaluation.guarantee import Draws, broken
+    from offramp.inference.predictor import Predictor
+    from offramp.inference.run_folder import load, read_recipe
+    from offramp.utils.files import write_json
 
     given = read(data, columns=pairs(column, "--column"), limit=limit)
     origin = study.Origin(*study.place(data), command_line(), read_recipe(run))

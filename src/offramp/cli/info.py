@@ -15,7 +15,7 @@ def command(
     env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
 ) -> None:
     """What a run is and what it can do, or (--env) what this machine is."""
-    from offramp.study import console
+    from offramp.cli import console
 
     if env:
         console.show_environment()

@@ -45,12 +45,12 @@ def command(
 
     from rich.console import Console
 
-    from offramp.model.files import write_json
-    from offramp.model.folder import read_recipe
-    from offramp.model.predictor import Predictor
-    from offramp.study.evaluate import Origin, place
-    from offramp.study.lengths import Effort, by_length, show
-    from offramp.text.read import read
+    from offramp.data.readers import read
+    from offramp.evaluation.lengths import Effort, by_length, show
+    from offramp.evaluation.result_cells import Origin, place
+    from offramp.inference.predictor import Predictor
+    from offramp.inference.run_folder import read_recipe
+    from offramp.utils.files import write_json
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     settings = predictor.settings(budget, pairs(set_, "--set"), max_loss)

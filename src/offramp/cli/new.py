@@ -24,12 +24,12 @@ def command(
     """Make an untrained model; `offramp train --model OUT --task masked_lm` pretrains it."""
     from pathlib import Path
 
-    from offramp.model.create import create
-    from offramp.model.folder import load_tokenizer
-    from offramp.study.moviedata import carried_model
+    from offramp.data.readers import read
+    from offramp.data.wordpiece import learn
+    from offramp.evaluation.demo_data import carried_model
+    from offramp.inference.new_model import create
+    from offramp.inference.run_folder import load_tokenizer
     from offramp.tasks import get
-    from offramp.text.read import read
-    from offramp.text.wordpiece import learn
 
     if (tokenizer is None) == (text is None):
         given = "both --tokenizer and --text" if text else "neither --tokenizer nor --text"

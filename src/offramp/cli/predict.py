@@ -38,9 +38,9 @@ def command(
     column: Columns = None,
 ) -> None:
     """Answer rows in order, one JSON object a line."""
-    from offramp.model.predictor import Predictor
-    from offramp.study.bars import answers_on_screen, bar
-    from offramp.study.stream import answer_stream
+    from offramp.cli.bars import answers_on_screen, bar
+    from offramp.commands.predict import answer_stream
+    from offramp.inference.predictor import Predictor
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     asked = predictor.settings(budget, None, max_loss, risk, seconds(latency))

@@ -26,9 +26,10 @@ def command(
     set_: Sets = None,
 ) -> None:
     """Compare what models look at with what people marked, and train on marked words only. Run it again to go on."""
-    from offramp.study import console, rationale_runs
-    from offramp.study.moviedata import carried_model
-    from offramp.training import job as jobs
+    from offramp.cli import console
+    from offramp.commands import train as jobs
+    from offramp.evaluation import rationale_runs
+    from offramp.evaluation.demo_data import carried_model
     from offramp.training.schedule import Schedule
 
     if part not in ("agreement", "selection", "both"):

@@ -15,8 +15,8 @@ def command(
     speeds: Annotated[str | None, typer.Option(help="another folder whose bench and lengths files are shown")] = None,
 ) -> None:
     """Make one self-contained page, pictures and tables (Markdown, LaTeX) of all results in a folder."""
-    from offramp.study import console
-    from offramp.study.report import report
+    from offramp.cli import console
+    from offramp.commands.report import report
 
     found, written = report(folder, out, markdown, speeds)
     for name, problem in found.damaged:

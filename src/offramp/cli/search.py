@@ -25,11 +25,11 @@ def command(
     column: Columns = None,
 ) -> None:
     """Find how many tokens each layer should keep (and, in a pair, when rows leave) for every budget."""
-    from offramp.budget.search import Plan
-    from offramp.budget.searched import Wish, search_run
-    from offramp.study import console
-    from offramp.study.searching import SearchConsole
-    from offramp.text.read import read
+    from offramp.calibration.length_search import Plan
+    from offramp.cli import console
+    from offramp.cli.search_progress import SearchConsole
+    from offramp.commands.search import Wish, search_run
+    from offramp.data.readers import read
 
     console.check_wish(budget, max_loss)
     given = read(data, columns=pairs(column, "--column"), limit=limit)

@@ -41,10 +41,10 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
-    from offramp.study import recipes
-    from offramp.study.console import TrainingConsole, summary
-    from offramp.study.moviedata import carried_model
-    from offramp.training import job as jobs
+    from offramp.cli.console import TrainingConsole, summary
+    from offramp.commands import recipes
+    from offramp.commands import train as jobs
+    from offramp.evaluation.demo_data import carried_model
     from offramp.training.schedule import Schedule
 
     flags: dict[str, Any] = {

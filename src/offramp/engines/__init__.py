@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Literal, get_args
 
 from torch import device as Device  # a module `torch` lives in this folder
@@ -35,8 +36,8 @@ class How:
 
 
 def names() -> list[str]:
-    """The engines there are: the files of this folder."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+    """The engines there are: the files and packages of this folder."""
+    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def choose(name: str, device: Device) -> str:

@@ -24,12 +24,12 @@ from torch import nn
 from offramp import tasks
 from offramp.core.policy import Both, Policy
 from offramp.errors import OfframpError
-from offramp.parts.merge import Merged, merge
-from offramp.parts.network import Network
-from offramp.parts.regimes import Objective
-from offramp.parts.space import Integer, Product, Space, Threshold
-from offramp.parts.stage import Stage
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer, Product, Space, Threshold
 from offramp.tasks import Task
+from offramp.training.objectives import Objective
+from offramp.training.stage import Stage
+from offramp.utils.merged_dataclass import Merged, merge
 
 LACKS = {  # what a task has where a method needs something else
     "distribution": "numbers for answers, no distribution over a few",

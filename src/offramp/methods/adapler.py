@@ -32,17 +32,18 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts import rows, saliency
-from offramp.parts.artefact import kept
-from offramp.parts.batch import Batch, Data
-from offramp.parts.fading import Fading
-from offramp.parts.losses import last_exit
-from offramp.parts.network import Network
-from offramp.parts.regimes import Dropping, Objective
-from offramp.parts.selectors import Selector, contributions
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Groups, Stage, fastest, ranking
-from offramp.parts.trace import Soft, trace
+from offramp.methods._shared.soft_token_mask import Fading
+from offramp.nn import row_ops as rows
+from offramp.nn.artifacts import kept
+from offramp.nn.batches import Batch, Data
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.nn.token_scorers import Selector, contributions
+from offramp.training import saliency
+from offramp.training.forward import Soft, trace
+from offramp.training.losses import last_exit
+from offramp.training.objectives import Dropping, Objective
+from offramp.training.stage import Backward, Groups, Stage, fastest, ranking
 
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)

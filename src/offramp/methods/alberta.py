@@ -32,15 +32,15 @@ from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
-from offramp.parts.exits import Doubting
-from offramp.parts.heads import OffRamp, Pool, SharedRamp, pooled
-from offramp.parts.losses import exit_loss
-from offramp.parts.network import Network
-from offramp.parts.regimes import Joint
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Soft, Trace
+from offramp.nn.batches import Batch
+from offramp.nn.exit_heads import OffRamp, Pool, SharedRamp, pooled
+from offramp.nn.exit_policies import Doubting
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.forward import Soft, Trace
+from offramp.training.losses import exit_loss
+from offramp.training.objectives import Joint
+from offramp.training.stage import Stage
 
 SPACE = Threshold("gamma", loosest=0.0, unit="need", each=False)
 HF_EQUAL = False

@@ -22,14 +22,14 @@ from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtPolicy, DoubtSettings, WeightedOptions, ramps
-from offramp.parts.heads import OffRamp, Pool
-from offramp.parts.network import Network
-from offramp.parts.regimes import Alternating, Objective, after, soft, weighted_exits
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Trace
+from offramp.nn.batches import Batch
+from offramp.nn.exit_heads import OffRamp, Pool
+from offramp.nn.exit_policies import DoubtPolicy, DoubtSettings, WeightedOptions, ramps
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.forward import Trace
+from offramp.training.objectives import Alternating, Objective, after, soft, weighted_exits
+from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="doubt")
 HF_EQUAL = True

@@ -9,9 +9,9 @@ Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests
 
 from __future__ import annotations
 
-from offramp.parts.exits import EntropyPolicy, EntropySettings, WeightedOptions, exit_modules
-from offramp.parts.regimes import joint, weighted
-from offramp.parts.space import Threshold
+from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, WeightedOptions, exit_modules
+from offramp.nn.setting_space import Threshold
+from offramp.training.objectives import joint, weighted
 
 SPACE = Threshold("threshold", loosest=0.0, unit="nats")
 HF_EQUAL = True

@@ -10,11 +10,11 @@ Relations: BranchyNet with a frozen backbone, so the full model keeps its accura
 
 from __future__ import annotations
 
-from offramp.parts.exits import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
-from offramp.parts.network import Network
-from offramp.parts.regimes import OffRamps, beside, sum_of_ramps
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
+from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.objectives import OffRamps, beside, sum_of_ramps
+from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="nats")
 HF_EQUAL = True

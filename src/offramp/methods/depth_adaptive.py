@@ -27,13 +27,10 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.core.cost import Event
 from offramp.core.loop import State
+from offramp.decoding.exits import DecoderOptions, DecoderSettings, decoder_modules, decoder_policy
+from offramp.decoding.training import decoder_stages
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
-from offramp.parts.criteria import row_hesitation, whole_words
-from offramp.parts.decoder_exits import DecoderOptions, DecoderSettings, decoder_modules, decoder_policy
-from offramp.parts.decoder_training import decoder_stages
-from offramp.parts.exits import ExitOptions, exit_weights, ramps
-from offramp.parts.halting import (
+from offramp.methods._shared.halting import (
     Halting,
     Oracle,
     Pass,
@@ -43,10 +40,13 @@ from offramp.parts.halting import (
     mixed_words_loss,
     through,
 )
-from offramp.parts.heads import Pool
-from offramp.parts.network import Network
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Stage
+from offramp.nn.batches import Batch
+from offramp.nn.confidence import row_hesitation, whole_words
+from offramp.nn.exit_heads import Pool
+from offramp.nn.exit_policies import ExitOptions, exit_weights, ramps
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.stage import Backward, Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
 SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID, also=lambda net: _published(net))

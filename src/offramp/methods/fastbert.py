@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from offramp.core.attention import Plan, attend
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
-from offramp.parts.exits import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, built, exit_modules
-from offramp.parts.network import Network
-from offramp.parts.regimes import OffRamps, beside, distillation
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
+from offramp.nn.exit_policies import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, built, exit_modules
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.objectives import OffRamps, beside, distillation
+from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised")
 HF_EQUAL = True

@@ -30,17 +30,25 @@ from offramp import engines
 from offramp.core import policy
 from offramp.core.loop import State, run
 from offramp.errors import OfframpError
-from offramp.parts.artefact import kept
-from offramp.parts.batch import Batch, Data
-from offramp.parts.guessed import Passes, count, estimate
-from offramp.parts.heads import Counted, MeanMax, SharedRamp
-from offramp.parts.information import LEAST
-from offramp.parts.masked import MaskedModel
-from offramp.parts.network import Network
-from offramp.parts.plans import PENALTIES, Extent, Guessing, GuessWords, by_information, by_reconstruction, some_of
-from offramp.parts.space import Integer
-from offramp.parts.stage import Backward, Stage
-from offramp.parts.words import WordDepths, Words, depths_at, spread_out, words_of
+from offramp.methods._shared.guessed import Passes, count, estimate
+from offramp.methods._shared.masked import MaskedModel
+from offramp.methods._shared.plans import (
+    PENALTIES,
+    Extent,
+    Guessing,
+    GuessWords,
+    by_information,
+    by_reconstruction,
+    some_of,
+)
+from offramp.nn.artifacts import kept
+from offramp.nn.batches import Batch, Data
+from offramp.nn.exit_heads import Counted, MeanMax, SharedRamp
+from offramp.nn.mutual_information import LEAST
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer
+from offramp.nn.words import WordDepths, Words, depths_at, spread_out, words_of
+from offramp.training.stage import Backward, Stage
 
 SPACE = Integer("cap", loosest=0, replay=False, most=lambda network: _deepest(network) - 1)
 HF_EQUAL = False

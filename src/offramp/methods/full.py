@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from offramp.core import policy
-from offramp.parts.decoder_training import plain_stages
-from offramp.parts.network import Network
-from offramp.parts.space import Fixed
-from offramp.parts.stage import Stage
+from offramp.decoding.training import plain_stages
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Fixed
+from offramp.training.stage import Stage
 
 SPACE = Fixed()
 HF_EQUAL = True

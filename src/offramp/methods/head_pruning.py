@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from offramp.backbones import Narrowing
 from offramp.core import policy
 from offramp.errors import OfframpError
-from offramp.parts.batch import Data, batch
-from offramp.parts.losses import exit_loss
-from offramp.parts.network import Network
-from offramp.parts.space import Fixed
-from offramp.parts.stage import Stage
-from offramp.parts.trace import trace
+from offramp.nn.batches import Data, batch
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Fixed
+from offramp.training.forward import trace
+from offramp.training.losses import exit_loss
+from offramp.training.stage import Stage
 
 SPACE = Fixed()
 HF_EQUAL = True

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
-from offramp.parts.losses import exit_loss
-from offramp.parts.network import Network
-from offramp.parts.space import Integer
-from offramp.parts.stage import Backward, Stage
-from offramp.parts.trace import Soft, trace
+from offramp.nn.batches import Batch
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer
+from offramp.training.forward import Soft, trace
+from offramp.training.losses import exit_loss
+from offramp.training.stage import Backward, Stage
 
 SPACE = Integer("layers", loosest=0, replay=False)
 HF_EQUAL = True

@@ -26,16 +26,16 @@ from torch import Tensor, nn
 
 from offramp.core import policy
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
-from offramp.parts.lengths import LengthPolicy, LengthSettings, Trained, cliffs, constant
-from offramp.parts.losses import exit_loss, last_exit
-from offramp.parts.network import Network
-from offramp.parts.regimes import Objective
-from offramp.parts.space import Lengths
-from offramp.parts.stage import Backward, Stage
-from offramp.parts.tape import tape
-from offramp.parts.teacher import imitation
-from offramp.parts.trace import Soft, Trace, trace
+from offramp.methods._shared.lengths import LengthPolicy, LengthSettings, Trained, cliffs, constant
+from offramp.nn.batches import Batch
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Lengths
+from offramp.training.distillation import imitation
+from offramp.training.forward import Soft, Trace, trace
+from offramp.training.forward_dropping import tape
+from offramp.training.losses import exit_loss, last_exit
+from offramp.training.objectives import Objective
+from offramp.training.stage import Backward, Stage
 
 SPACE = Lengths("lengths")
 HF_EQUAL = True

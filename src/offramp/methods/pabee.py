@@ -18,12 +18,12 @@ from torch import Tensor
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.criteria import agree
-from offramp.parts.exits import WeightedOptions, exit_modules
-from offramp.parts.network import Network
-from offramp.parts.regimes import joint, weighted
-from offramp.parts.space import Integer
-from offramp.parts.whole import note
+from offramp.methods._shared.token_memory import note
+from offramp.nn.confidence import agree
+from offramp.nn.exit_policies import WeightedOptions, exit_modules
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer
+from offramp.training.objectives import joint, weighted
 
 SPACE = Integer("patience", loosest=0)
 HF_EQUAL = True

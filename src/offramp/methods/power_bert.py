@@ -24,14 +24,14 @@ from offramp.core import policy
 from offramp.core.attention import Scores
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch, Data
-from offramp.parts.lengths import best, check_depth, ranks
-from offramp.parts.losses import last_exit
-from offramp.parts.network import Network
-from offramp.parts.regimes import Dropping, Objective
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Groups, Stage
-from offramp.parts.trace import Soft, Trace, trace
+from offramp.methods._shared.lengths import best, check_depth, ranks
+from offramp.nn.batches import Batch, Data
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.forward import Soft, Trace, trace
+from offramp.training.losses import last_exit
+from offramp.training.objectives import Dropping, Objective
+from offramp.training.stage import Backward, Groups, Stage
 
 SPACE = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
 HF_EQUAL = False

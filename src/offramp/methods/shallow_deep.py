@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch
-from offramp.parts.exits import DoubtSettings, HesitationPolicy, JointOptions, exit_modules
-from offramp.parts.losses import exit_losses
-from offramp.parts.network import Network
-from offramp.parts.regimes import Joint, Objective, after, soft
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Stage
-from offramp.parts.trace import Trace
+from offramp.nn.batches import Batch
+from offramp.nn.exit_policies import DoubtSettings, HesitationPolicy, JointOptions, exit_modules
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.forward import Trace
+from offramp.training.losses import exit_losses
+from offramp.training.objectives import Joint, Objective, after, soft
+from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="hesitation")
 HF_EQUAL = True

@@ -19,12 +19,12 @@ from offramp.core import policy
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.parts.criteria import token_doubt, whole_words
-from offramp.parts.exits import WeightedOptions, exit_modules
-from offramp.parts.network import Network
-from offramp.parts.regimes import joint, weighted
-from offramp.parts.space import Threshold
-from offramp.parts.whole import live
+from offramp.methods._shared.token_memory import live
+from offramp.nn.confidence import token_doubt, whole_words
+from offramp.nn.exit_policies import WeightedOptions, exit_modules
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.training.objectives import joint, weighted
 
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
 HF_EQUAL = True

@@ -30,16 +30,17 @@ from offramp import engines
 from offramp.core import policy
 from offramp.core.loop import State, run
 from offramp.errors import OfframpError
-from offramp.parts import rows, saliency
-from offramp.parts.batch import Batch, Data
-from offramp.parts.network import Network
-from offramp.parts.regimes import Objective
-from offramp.parts.rollout import Rollout, hard, points, tiled
-from offramp.parts.selectors import Selector
-from offramp.parts.space import Threshold
-from offramp.parts.stage import Backward, Groups, Stage, fastest
-from offramp.parts.teacher import Teacher, imitation_rows, teacher
-from offramp.parts.trace import trace
+from offramp.methods._shared.rollout import Rollout, hard, points, tiled
+from offramp.nn import row_ops as rows
+from offramp.nn.batches import Batch, Data
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Threshold
+from offramp.nn.token_scorers import Selector
+from offramp.training import saliency
+from offramp.training.distillation import Teacher, imitation_rows, teacher
+from offramp.training.forward import trace
+from offramp.training.objectives import Objective
+from offramp.training.stage import Backward, Groups, Stage, fastest
 
 TEMPERATURE = 20.0  # of run-time probabilities; at 0.5 it changes nothing
 GRID = (0.9, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02)

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
-from offramp.parts.batch import Batch, Data
-from offramp.parts.heads import SharedRamp
-from offramp.parts.losses import exit_loss
-from offramp.parts.network import Network
-from offramp.parts.space import Fixed
-from offramp.parts.stage import Backward, Stage
-from offramp.parts.teacher import Teacher, imitation, teacher
-from offramp.parts.trace import Soft, trace
+from offramp.nn.batches import Batch, Data
+from offramp.nn.exit_heads import SharedRamp
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Fixed
+from offramp.training.distillation import Teacher, imitation, teacher
+from offramp.training.forward import Soft, trace
+from offramp.training.losses import exit_loss
+from offramp.training.stage import Backward, Stage
 
 SPACE = Fixed()
 HF_EQUAL = False

@@ -14,15 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.text.tokenise import Encoded
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from typing_extensions import Self
 
-    from offramp.text.tokenise import Tokenizer
+    from offramp.data.tokenization import Tokenizer
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -145,6 +145,9 @@ class Task(ABC):
         return {"loss": sum(losses) / max(1, len(losses))}
 
 
+FORMAT_1_NAMES = {"span": "question_answering"}  # task names in run folders of format 1
+
+
 def names() -> list[str]:
     """The tasks there are: the files of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
@@ -152,6 +155,7 @@ def names() -> list[str]:
 
 def get(name: str) -> type[Task]:
     """The task of that name, or an error that lists the known ones."""
+    name = FORMAT_1_NAMES.get(name, name)
     if name not in names():
         raise OfframpError("a task", f"{name!r}", f"use one of: {', '.join(names())}")
     task: type[Task] = importlib.import_module(f"{__name__}.{name}").Task

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from offramp.text.tokenise import Encoded
+from offramp.data.tokenization import Encoded
 
 LONGEST = 30  # tokens of an answer
 BEST = 20  # stretches kept per window

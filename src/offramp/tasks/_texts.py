@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from offramp.data.readers import require
+from offramp.data.tokenization import Encoded, encode_texts
 from offramp.errors import OfframpError
-from offramp.text.read import require
-from offramp.text.tokenise import Encoded, encode_texts
 
 if TYPE_CHECKING:
-    from offramp.text.tokenise import Tokenizer
+    from offramp.data.tokenization import Tokenizer
 
 Rows = Sequence[Mapping[str, Any]]
 SINGLE, PAIR = ("text",), ("text_a", "text_b")

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offramp import tasks
+from offramp.data.readers import require
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.tasks import Reduction, Row, Rows, _loss, _texts
-from offramp.text.read import require
-from offramp.text.tokenise import Encoded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from offramp.text.tokenise import Tokenizer
+    from offramp.data.tokenization import Tokenizer
 
 Label = str | int | bool
 

@@ -17,14 +17,14 @@ import numpy as np
 from torch import Tensor
 
 from offramp import tasks
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.tasks import Reduction, Row, Rows, _loss, _texts
-from offramp.text.tokenise import Encoded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from offramp.text.tokenise import Tokenizer
+    from offramp.data.tokenization import Tokenizer
 
 SHARE = 0.15
 

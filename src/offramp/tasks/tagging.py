@@ -15,17 +15,17 @@ import numpy as np
 from torch import Tensor
 
 from offramp import tasks
+from offramp.data.readers import require
+from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.tasks import Reduction, Row, Rows, _loss
 from offramp.tasks._entities import entity_f1, is_marked
 from offramp.tasks._texts import wrong
-from offramp.text.read import require
-from offramp.text.tokenise import Encoded, encode_words
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from offramp.text.tokenise import Tokenizer
+    from offramp.data.tokenization import Tokenizer
 
 OUTSIDE = "O"
 

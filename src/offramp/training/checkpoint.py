@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offramp.errors import OfframpError
-from offramp.model.files import replacing
-from offramp.parts.network import Network
+from offramp.nn.network import Network
+from offramp.utils.files import replacing
 
 FILE = "checkpoint.safetensors"
 

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.policy import Policy
-from offramp.model.hardware import best_precision
-from offramp.model.runner import full_macs, score
-from offramp.parts.batch import Batch, Data, batch, grouped
-from offramp.parts.network import Network
-from offramp.parts.stage import Stage
+from offramp.inference.batching import full_macs, score
+from offramp.nn.batches import Batch, Data, batch, grouped
+from offramp.nn.network import Network
 from offramp.training import checkpoint
 from offramp.training.checkpoint import Progress
 from offramp.training.schedule import Schedule
-from offramp.training.word_tables import Tables, sparse
+from offramp.training.sparse_tables import Tables, sparse
+from offramp.training.stage import Stage
+from offramp.utils.hardware import best_precision
 
 
 class Interrupted(KeyboardInterrupt):

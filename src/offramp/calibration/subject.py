@@ -1,0 +1,188 @@
+"""What is calibrated, on which rows; which settings are worth trying, and what one of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offramp import engines, methods
+from offramp.calibration.exit_table import fit_temperatures, table
+from offramp.calibration.grids import kept_tokens, ladder, steep
+from offramp.calibration.replay import Recording, record, replay, state_at
+from offramp.calibration.thresholds import search
+from offramp.core.policy import Both, Policy
+from offramp.inference.batching import Outcome, by_row, full_macs, run_encoded
+from offramp.inference.operating_points import Point
+from offramp.methods import Method
+from offramp.nn.batches import Data
+from offramp.nn.confidence import token_doubt
+from offramp.nn.exit_policies import Doubting
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer, Lengths, Threshold
+
+CANDIDATES = 60  # global thresholds
+RERUNS = 8  # settings tried by methods that cannot be replayed
+EVEN, CLIFFS = 5, 4  # where they are lengths: beside the shortest, of each kind
+POINTS = 60  # per-exit settings kept
+GENERATIONS = 40  # of the search for them
+Settings = dict[str, Any]
+Answers = list[dict[str, Any]]  # one prediction a row
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is calibrated, on which rows."""
+
+    network: Network
+    method: Method
+    data: Data
+    under: Policy = field(default_factory=Policy)  # what drops tokens meanwhile, where the method is a pair's exits
+    known: Sequence[Settings] = ()  # settings that a search found, to be tried beside those of the method's space
+    rough: bool = False  # in bfloat16: near enough to rank settings that others will be scored by
+
+    def record(self) -> Recording:
+        """What every exit says at the loosest setting."""
+        loosest = self.method.policy(self.network, self.method.settings())
+        policy = Both(self.under, loosest) if self.method.replays else self.under  # else nobody will replay it
+        with self._precision():
+            return record(self.network, self.data, policy=policy)
+
+    @cached_property
+    def loosest(self) -> Outcome:
+        """What the loosest setting does, for real: everything is held against it, so it runs once."""
+        return self._run({})
+
+    def run(self, settings: Settings, recording: Recording | None) -> Outcome:
+        """One setting: replayed if there is a recording, else for real."""
+        return self.loosest if not settings and recording is None else self._run(settings, recording)
+
+    def _run(self, settings: Settings, recording: Recording | None = None) -> Outcome:
+        made = methods.configure(self.method.settings, settings, self.method.name)
+        policy = self.method.policy(self.network, made)
+        if recording is not None:
+            return replay(self.network, recording, policy)
+        engine = engines.make("torch", self.network.encoder)
+        whole = policy if self.network.decoder is not None else Both(self.under, policy)  # no pair decodes
+        with self._precision():
+            return run_encoded(self.network, engine, whole, self.data.encoded)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.network.device.type, torch.bfloat16, enabled=self.rough)
+
+    def part(self, chosen: NDArray[np.bool_]) -> Subject:
+        """The same on some of the rows."""
+        return replace(self, data=self.data.part(chosen.tolist()))
+
+    def given(self, settings: Settings) -> Subject:
+        """The exits of a pair while its length method runs at these settings."""
+        assert self.method.pair is not None
+        length, depth = self.method.pair.length, self.method.pair.depth
+        made = methods.configure(length.settings, settings, length.name)
+        return replace(self, method=depth, under=length.policy(self.network, made), known=())
+
+    def predictions(self, outcome: Outcome) -> Answers:
+        """Answers to the rows."""
+        return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
+
+
+def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
+    """Settings worth trying, tightest first, the loosest left out."""
+    space = method.space
+    if isinstance(space, Threshold | Integer) and space.grid:
+        also = space.also(network) if isinstance(space, Threshold) and space.also else []
+        return [*({space.name: value} for value in space.grid), *also]
+    if isinstance(space, Integer):
+        most = space.most(network) if space.most else len(network.ramps) if space.replay else network.depth - 1
+        return [{space.name: value} for value in range(1, most + 1)]
+    if isinstance(space, Lengths):
+        lengths = recording.packed.lengths
+        made = [*ladder(network, lengths, EVEN), *steep(network, CLIFFS)]
+        return [{space.name: shares} for shares in sorted(made, key=lambda one: kept_tokens(one, lengths))]
+    if not isinstance(space, Threshold):
+        return []
+    if not space.replay:
+        spread = cuts(_answers(network, recording))[:: -(CANDIDATES // RERUNS)]
+        return [{space.name: min(1.0, value)} for value in spread]
+    doubts = _doubts(network, method, {}, recording)
+    return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
+
+
+def unlike(settings: Sequence[Settings]) -> list[Settings]:
+    """Every setting once, in order."""
+    return [one for number, one in enumerate(settings) if one not in settings[:number]]
+
+
+def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
+    """The normalised entropy of every single answer at every off-ramp: words leave by their own."""
+    packed = recording.packed
+    spreads = [
+        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
+        for layer in network.ramps
+    ]
+    return np.asarray(torch.cat([token_doubt(spread) for spread in spreads]).double().numpy())
+
+
+def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
+    """The doubt of every row at every off-ramp."""  # [ramps, rows]
+    policy = method.policy(network, methods.configure(method.settings, settings, method.name))
+    assert isinstance(policy, Doubting), f"{method.name} has thresholds that replay, so its policy measures doubt"
+    with torch.inference_mode():
+        seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
+    return np.asarray(torch.stack(seen).double().numpy())
+
+
+def cuts(values: NDArray[np.float64]) -> list[float]:
+    """Thresholds that part these values evenly, each in the middle of a wide gap, and one above them all.
+
+    No value stands on a threshold, so that rounding (another batch, another engine) moves no row to the other side.
+    """
+    known = np.unique(values)
+    gaps = np.diff(known)
+    widest = [part[gaps[part].argmax()] for part in np.array_split(np.arange(len(gaps)), CANDIDATES) if len(part)]
+    return [float(cut) for cut in [*((known[i] + known[i + 1]) / 2 for i in widest), known[-1] * 1.001 + 1e-6]]
+
+
+def search_exits(
+    subject: Subject, recording: Recording, limit: int = POINTS, generations: int = GENERATIONS
+) -> list[tuple[float, Settings]]:
+    """Settings with a threshold and a temperature for each off-ramp, spread over the front, with their MAC share."""
+    network, method = subject.network, subject.method
+    heat = fit_temperatures(network, recording, subject.data)
+    doubts = _doubts(network, method, {"temperatures": heat}, recording)
+    known = table(network, recording, subject.data, doubts)
+    most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
+    start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
+    levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
+    front = search(known, start, np.minimum(levels, most), generations)
+    share, vectors = front.cost / known.reach[-1].mean(), front.thresholds
+    index = np.unique(np.linspace(0, len(share) - 1, limit).round().astype(int))
+    return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": heat}) for i in index]
+
+
+def pointer(
+    subject: Subject, recording: Recording | None, answers: Answers | None = None
+) -> Callable[[Settings], Point]:
+    """What a setting does on the subject's rows: replayed if there is a recording, else for real. `answers` are those
+    of the full model, from which settings depart; by default what the loosest setting says."""
+    task, data = subject.network.task, subject.data
+    single = subject.network.decoder is None  # sentences are scored together: no departure, no error of their own
+    meant = (answers or subject.predictions(subject.run({}, recording))) if single else []
+
+    def point(settings: Settings) -> Point:
+        outcome = subject.run(settings, recording)
+        said = subject.predictions(outcome)
+        score = task.metrics(data.rows, said)[task.metric]
+        layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
+        made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
+        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5 if single else 0.0
+        full = float(full_macs(subject.network, data.encoded, outcome).sum())
+        return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
+
+    return point

@@ -1,0 +1,98 @@
+"""An explanation in the terminal: the text layer by layer, tokens fading as they leave, and what each off-ramp said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from offramp.evaluation.explanations import GONE, IDLE, Explanation, Step, Story
+
+LOOKS = {GONE: "dim strike", IDLE: "dim"}
+BAR = "▏▎▍▌▋▊▉█"
+MOST = 3  # answers shown of a distribution
+HIDDEN = ("tags", "start", "end")  # shown among the tokens
+
+
+def show(explanation: Explanation, console: Console) -> None:
+    """Print the story that was asked for."""
+    story = explanation.stories[explanation.chosen]
+    console.print(Rule(f"{explanation.run}: {explanation.method}, {explanation.task}", align="left"))
+    if explanation.cut:
+        console.print(f"the last {explanation.cut} tokens do not fit into the model and were not read")
+    table = Table(box=None, padding=(0, 2, 1, 0), show_header=True, header_style="dim")
+    for title, ratio in (("layer", None), ("tokens", 3), ("off-ramp", 2)):
+        table.add_column(title, ratio=ratio, justify="right" if title == "layer" else "left")
+    for step in story.steps:
+        table.add_row(str(step.layer), _tokens(explanation, story, step, console.is_terminal), _said(step))
+    console.print(table)
+    console.print(_outcome(explanation, story))
+
+
+def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) -> Text:
+    """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind.
+    Where there are no styles, a point stands for what is gone, round brackets for idle, square ones for the answer."""
+
+    def shown(piece: str, state: str) -> str:
+        return piece if styled else {GONE: "·", IDLE: f"({piece})"}.get(state, piece)
+
+    def marked(number: int, piece: str) -> str:
+        return piece if styled or number not in step.within else f"[{piece}]"
+
+    if story.pieces is not None:
+        pairs = zip(story.pieces, step.tokens, strict=True)
+        return Text(" ").join(Text(shown(piece, state), LOOKS.get(state, "")) for piece, state in pairs)
+    line, tags = Text(), (step.answer or {}).get("tags", [])
+    seen = -1
+    pieces = zip(explanation.tokens, explanation.words, step.tokens, strict=True)
+    for number, (piece, word, state) in enumerate(pieces):
+        look = f"{LOOKS.get(state, '')} {'bold green' if number in step.within else ''}".strip()
+        line.append(marked(number, shown(piece, state)), look)
+        if tags and word not in (-1, seen) and tags[word] != "O":
+            line.append(f"/{tags[word]}", "green")
+        seen = word
+        line.append(" ")
+    return line
+
+
+def _said(step: Step) -> RenderableType:
+    if step.answer is None:
+        return Text(step.why or "no off-ramp here", "dim")
+    lines: list[RenderableType] = [Text(line, "" if step.asked else "dim") for line in _answer_lines(step.answer)]
+    if step.why or not step.asked:
+        lines.append(Text(step.why or "not asked", "italic dim"))
+    return Group(*lines)
+
+
+def _answer_lines(answer: dict[str, Any]) -> list[str]:
+    scores = answer.get("scores")
+    if not scores:
+        told = {name: "none" if value == "" else value for name, value in answer.items() if name not in HIDDEN}
+        return [", ".join(f"{name}: {_short(value)}" for name, value in told.items()) or "tags"]
+    best = sorted(scores.items(), key=lambda item: -item[1])[:MOST]
+    wide = max(len(str(name)) for name, _ in best)
+    return [f"{name!s:{wide}} {share:5.2f} {_bar(share)}" for name, share in best]
+
+
+def _bar(share: float, width: int = 12) -> str:
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + (BAR[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _outcome(explanation: Explanation, story: Story) -> str:
+    layer = f"{story.exit_layer:g}" if story.exit_layer == int(story.exit_layer) else f"{story.exit_layer:.2f} (mean)"
+    left = sum(state == GONE for state in story.steps[-1].tokens)
+    gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and story.pieces is None else ""
+    spent = f"{story.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
+    head = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
+    if "tags" in story.answer:
+        pairs = zip(explanation.texts["tokens"], story.answer["tags"], strict=False)  # words beyond the model have none
+        head = " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in pairs)
+    return f"{head.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"

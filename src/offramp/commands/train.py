@@ -1,0 +1,213 @@
+"""`offramp train` as a function: read, build, fit, calibrate, write. Work happens beside `out`, which appears whole."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from offramp import __version__, methods, tasks
+from offramp.calibration.calibrate import calibrate, quick
+from offramp.data import readers as reading
+from offramp.data.tokenization import limit as length_limit
+from offramp.errors import OfframpError
+from offramp.inference import operating_points as operating
+from offramp.inference import run_folder as folders
+from offramp.inference.model_card import card
+from offramp.inference.new_translation_model import build, is_configuration
+from offramp.inference.operating_points import Points
+from offramp.inference.run_folder import Loaded
+from offramp.methods import Method
+from offramp.nn.batches import Data
+from offramp.tasks import Task
+from offramp.training import checkpoint
+from offramp.training.run_lock import check_free, claimed
+from offramp.training.stage import Stage
+from offramp.training.trainer import Schedule, Trainer
+from offramp.utils.files import replacing, write_text
+
+Say = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a user asks for; all of it decides the result, none of it is read from elsewhere."""
+
+    model: str
+    train: str
+    out: str
+    task: str = "classification"
+    method: str = "full"
+    dev: str | None = None
+    dev_split: float = 0.1
+    init: str | None = None
+    max_length: int | None = None
+    limit: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained run."""
+
+    model: Loaded
+    points: Points
+    log: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is trained and chosen on, and the task they define."""
+
+    task: Task
+    train: list[dict[str, Any]]
+    dev: list[dict[str, Any]]
+    dev_name: str
+    file_mark: str  # fingerprint of the whole training file, before any rows were held out
+    labelled: bool = True  # the training rows; dev rows always are
+
+
+def rows_of(job: Job) -> Rows:
+    """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
+    kind, rows = tasks.get(job.task), reading.read(job.train, columns=job.columns, limit=job.limit)
+    if job.init and kind.target and not any(kind.target in row for row in rows):
+        return _unlabelled(job, kind, rows)
+    task, mark = kind.from_rows(rows, job.train), reading.fingerprint(job.train, rows)
+    if job.dev is not None:
+        dev = reading.read(job.dev, columns=job.columns)
+        task.check(dev, job.dev)
+        return Rows(task, rows, dev, job.dev, mark)
+    if not 0.0 < job.dev_split < 1.0:
+        raise OfframpError("a share of the rows to hold out", f"--dev-split {job.dev_split}", "give e.g. 0.1")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(job.schedule.seed)).tolist()
+    held = max(1, round(len(rows) * job.dev_split))
+    if held >= len(rows):
+        raise OfframpError("rows to train on", f"{len(rows)} rows in {job.train}", "give more rows, or --dev FILE")
+    name = f"{job.train} ({job.dev_split:g} held out, seed {job.schedule.seed})"
+    return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
+
+
+def _unlabelled(job: Job, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
+    """Rows to learn an earlier run's own answers on; the task is that run's."""
+    task = folders.task_of(folders.about(job.init or ""))
+    if not isinstance(task, kind) or job.dev is None:
+        what = f"rows without {kind.target!r} in {job.train}" + (" and no --dev" if job.dev is None else "")
+        raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
+    task.check_inputs(rows, job.train)
+    dev = reading.read(job.dev, columns=job.columns)
+    task.check(dev, job.dev)
+    return Rows(task, rows, dev, job.dev, reading.fingerprint(job.train, rows), labelled=False)
+
+
+def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
+    """Train a method and write its model folder; resumes if the same job was interrupted."""
+    method = methods.get(job.method)
+    options = methods.configure(method.options, dict(job.options), method.name)
+    check_free(Path(job.out), force)
+    rows = rows_of(job)
+    recipe = _recipe(job, rows)
+    model = _build(job, method, options, rows)
+    stages = _stages(job, model)
+    if not rows.labelled and any(stage.labels for stage in stages):
+        rows.task.check(rows.train, job.train)  # says which column is missing
+    train_data = replace(_encode(model, rows.train, job.train), labelled=rows.labelled)
+    dev_data = _encode(model, rows.dev, rows.dev_name)
+    with claimed(Path(job.out), recipe, force) as partial:
+        say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+        trainer = Trainer(model.network, job.schedule, partial, say)
+        progress = trainer.fit(stages, train_data, dev_data)
+        chosen_on = quick(method, dev_data)
+        say(choosing=len(chosen_on.rows))
+        points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
+        if trainer.accelerator.is_main_process:
+            for noticed in points.warnings:
+                warnings.warn(noticed, stacklevel=2)
+            done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
+            _publish(Path(job.out), partial, model, points, {**recipe, **done})
+        trainer.accelerator.wait_for_everyone()
+    return Finished(model, points, progress.log)
+
+
+def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
+    """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
+    source, base = job.init or job.model, job.model
+    theirs = folders.about(job.init) if job.init else None
+    if is_configuration(source):
+        torch.manual_seed(job.schedule.seed)
+        hf, tokenizer = build(source, rows.task, rows.train)
+        task, fresh = rows.task.with_tokenizer(tokenizer), frozenset[str]()
+    else:
+        folders.check_backbone(source)
+        tokenizer = folders.load_tokenizer(source)
+        task = rows.task.with_tokenizer(tokenizer)
+        if theirs is not None:
+            _same_answers(theirs, task, source)
+            base = theirs["base_model"]  # --model only names what the first run started from
+        torch.manual_seed(job.schedule.seed)
+        hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+        folders.check_words(tokenizer, hf, source)
+    net = folders.assemble(hf, task, method, options, fresh)
+    if job.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
+        folders.carry_over(net, method, source)
+    longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
+    return Loaded(net, tokenizer, method, options, longest, base)
+
+
+def _stages(job: Job, model: Loaded) -> list[Stage]:
+    """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
+    stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
+    theirs = folders.about(job.init) if job.init else None
+    return [stage for stage in stages if theirs is None or not stage.done_by(theirs)] or stages
+
+
+def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
+    theirs, mine = about["task"], {"name": task.name, **task.to_json()}
+    if not methods.get(about["method"]).hf_equal:
+        given = f"{run}, a run of {about['method']!r}, whose full model was never trained"
+        raise OfframpError("to start from an earlier run", given, "give a run of another method, e.g. full")
+    odd = [key for key in mine if theirs.get(key) != mine[key]]
+    if odd:
+        listed = "; ".join(f"{key} {str(theirs.get(key))[:200]}, here {str(mine[key])[:200]}" for key in odd)
+        raise OfframpError(
+            "to start from an earlier run",
+            f"{run}, which was trained for other answers: {listed}",
+            "use the same task and labels, or leave --init out",
+        )
+
+
+def _encode(model: Loaded, rows: list[dict[str, Any]], source: str) -> Data:
+    encoded = model.network.task.encode(model.tokenizer, rows, model.max_length)
+    model.network.task.check_encoded(encoded, model.max_length, source)
+    return Data(rows, encoded)
+
+
+def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
+    made = asdict(replace(job, columns=dict(job.columns), options=dict(job.options)))
+    made["schedule"].pop("save_seconds")
+    made.pop("out")
+    train, dev = reading.fingerprint(job.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
+    marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
+    return {**made, **marks, "offramp": __version__}
+
+
+def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: dict[str, Any]) -> None:
+    """The finished folder takes its place in one step; only then does the unfinished one go."""
+    with replacing(out) as fresh:
+        folders.save(fresh, model)
+        operating.save(fresh, points)
+        write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        write_text(fresh / "README.md", card(model, points, recipe))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def interrupted(out: str) -> bool:
+    """Whether an unfinished run waits beside `out`."""
+    return (folders.working_folder(Path(out)) / checkpoint.FILE).is_file()

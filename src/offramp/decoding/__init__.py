@@ -1,0 +1,1 @@
+"""Encoder–decoders: decode loop, beam search, cost, exits, training, translation."""

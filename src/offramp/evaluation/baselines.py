@@ -1,0 +1,63 @@
+"""What no Transformer is needed for: TF-IDF and logistic regression. Users deserve to see it beside every table."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offramp import __version__
+from offramp.errors import OfframpError
+from offramp.evaluation.result_cells import hardware, place
+from offramp.tasks import get
+
+Row = Mapping[str, Any]
+
+
+def tfidf(train: Sequence[Row], test: Sequence[Row], sources: tuple[str, str], command: str) -> dict[str, Any]:
+    """A result cell of word 1–2-gram TF-IDF with logistic regression; `sources` are the files of both rows."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    task = get("classification").from_rows(train, sources[0])
+    task.check(test, sources[1])
+    data, split = place(sources[1])
+    columns = task.input_columns
+    if len(columns) != 1:
+        raise OfframpError("a bag-of-words baseline", "rows with two texts", "it reads single texts only")
+    model = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2), LogisticRegression(C=10.0, max_iter=1000)
+    )
+    try:
+        model.fit([row[columns[0]] for row in train], [str(row["label"]) for row in train])
+    except ValueError as error:  # no word occurs twice
+        raise OfframpError("words to learn from", f"{len(train)} rows: {error}", "give more rows") from error
+    started = time.perf_counter()
+    said = model.predict([row[columns[0]] for row in test])
+    seconds = time.perf_counter() - started
+    metrics = task.metrics(test, [{"label": label} for label in said])
+    return {
+        "method": "tfidf",
+        "settings": {"ngrams": [1, 2], "C": 10.0},
+        "model": "tfidf+logistic regression",
+        "data": data,
+        "split": split,
+        "rows": len(test),
+        "seed": None,
+        "metrics": {name: round(value, 6) for name, value in metrics.items()},
+        "macs": {"mean": 0, "share_of_full": 0.0},
+        "mean_exit_layer": 0.0,
+        "exit_histogram": {},
+        "mean_tokens_kept": 0.0,
+        "seconds": round(seconds, 4),
+        "milliseconds_a_row": round(1000 * seconds / len(test), 4),
+        "engine": "scikit-learn",
+        "precision": "fp64",
+        "batch_size": len(test),
+        "hardware": hardware(),
+        "command": command,
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+    }

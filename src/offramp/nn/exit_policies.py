@@ -1,0 +1,212 @@
+"""What exits share: their options, their settings, the run-time rule "leave when doubt is small", their heads.
+
+Doubt is whatever a method measures of a row's answer (entropy, hesitation, a learned unit); it is 0 when sure. One
+threshold serves all off-ramps, or calibration gives each its own together with a temperature for its logits. An
+off-ramp whose threshold is 0 is closed: nobody can leave there, so its head is not even evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor, nn
+
+from offramp.core.cost import HeadCost
+from offramp.core.loop import State
+from offramp.core.packed import Packed
+from offramp.core.policy import Policy
+from offramp.errors import OfframpError
+from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
+from offramp.nn.confidence import row_entropy, row_hesitation, row_normalised_entropy
+from offramp.nn.exit_heads import OffRamp, Pool, SharedRamp
+from offramp.nn.network import Network
+from offramp.utils.merged_dataclass import ALONE
+
+Lexicon = Literal["learned", "fitted"]
+
+
+@dataclass(frozen=True)
+class ExitOptions:
+    """How exits are built and trained; fixed once trained."""
+
+    pool: Pool = "meanmax"
+    ramp0: bool = True  # an off-ramp on the embeddings, before any layer
+    lexical: bool = True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
+    lexicon: Lexicon = "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
+    lexical_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
+    head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.head_lr < 1.0:
+            raise OfframpError("a learning rate of heads", f"head_lr={self.head_lr}", "use e.g. 0.002")
+        if self.lexical_depth < 0:
+            given = f"lexical_depth={self.lexical_depth}"
+            raise OfframpError("how deep off-ramps know words", given, "use 0 (off-ramp 0 only) or a layer, e.g. 2")
+
+
+@dataclass(frozen=True)
+class JointOptions(ExitOptions):
+    """Exits that train together with the backbone, in stages of their own."""
+
+    mixed: bool = field(default=False, metadata=ALONE)  # fine-tune the backbone alone first
+    equilibrium: bool = field(default=False, metadata=ALONE)  # layers learn from the mean of exits above, not the sum
+
+
+@dataclass(frozen=True)
+class WeightedOptions(JointOptions):
+    """Exits whose losses are summed with fixed weights."""
+
+    weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
+
+
+@dataclass(frozen=True)
+class DoubtSettings:
+    """Leave when doubt is below the threshold; 0 never leaves early. `thresholds` (one per off-ramp) replace it."""
+
+    threshold: float = 0.0
+    thresholds: tuple[float, ...] = ()
+    temperatures: tuple[float, ...] = ()  # each off-ramp's logits are divided by its own
+
+    most: ClassVar[float] = 1.0
+    unit: ClassVar[str] = "a doubt threshold"
+
+    def __post_init__(self) -> None:
+        for value in (self.threshold, *self.thresholds):
+            if not 0.0 <= value <= self.most:
+                given = f"threshold={value}"
+                raise OfframpError(self.unit, given, f"use 0 (never leave early) up to {self.most:g}, e.g. 0.3")
+        if any(not value > 0.0 for value in self.temperatures):
+            raise OfframpError("temperatures of off-ramps", f"{self.temperatures}", "each must be above 0")
+
+    def limit(self, place: int) -> float:
+        """The doubt below which rows leave at the off-ramp at this place in the order of off-ramps."""
+        return self.thresholds[place] if self.thresholds else self.threshold
+
+
+@dataclass(frozen=True)
+class EntropySettings(DoubtSettings):
+    """Thresholds on entropy in nats."""
+
+    most: ClassVar[float] = 20.0
+    unit: ClassVar[str] = "an entropy threshold in nats"
+
+
+class Doubting(Policy):
+    """Rows leave where doubt is small: what calibration needs to know to choose thresholds."""
+
+    def doubt(self, layer: int, s: State) -> Tensor:
+        """How little the answer after this layer can be trusted."""  # [rows]
+        raise NotImplementedError
+
+
+class DoubtPolicy(Doubting):
+    """A row leaves at the first off-ramp whose answer leaves little doubt. Subclasses say what doubt is."""
+
+    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+        self.task, self.settings = network.task, settings
+        self.places = {layer: place for place, layer in enumerate(sorted(network.ramps))}
+        for name in ("thresholds", "temperatures"):
+            given: tuple[float, ...] = getattr(settings, name)
+            if given and len(given) != len(self.places):
+                asked = f"one of {name} for each of {len(self.places)} off-ramps"
+                raise OfframpError(asked, f"{len(given)}", "give as many as there are, or calibrate again")
+
+    def limit(self, layer: int) -> float:
+        """The doubt below which rows leave after this layer; 0: nobody does."""
+        return self.settings.limit(self.places[layer]) if layer in self.places else 0.0
+
+    def wants_leave(self, layer: int) -> bool:
+        return self.limit(layer) > 0.0
+
+    def wants_logits(self, layer: int) -> bool:
+        return self.wants_leave(layer)
+
+    def leave(self, layer: int, s: State) -> Tensor | None:
+        limit = self.limit(layer)
+        return self.doubt(layer, s) < limit if limit > 0.0 else None
+
+    def why(self, layer: int, s: State) -> str:
+        limit = self.limit(layer)
+        if limit == 0.0:
+            return ""
+        doubt = float(self.doubt(layer, s)[0])
+        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
+
+    def doubt(self, layer: int, s: State) -> Tensor:
+        """How little the answer after this layer can be trusted."""  # [rows]
+        packed = s.whole() if s.heads.per_token else s.packed
+        logits = s.logits() / self.temperature(layer) if self.settings.temperatures else s.logits()
+        return self.measure(logits, packed)
+
+    def temperature(self, layer: int) -> float:
+        """What the logits of this off-ramp are divided by."""
+        return self.settings.temperatures[self.places[layer]] if self.settings.temperatures else 1.0
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        """Doubt read off logits."""  # [rows]
+        raise NotImplementedError
+
+
+class EntropyPolicy(DoubtPolicy):
+    """Doubt is entropy in nats."""
+
+    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+        super().__init__(network, settings)
+        most, given = math.log(max(2, network.task.outputs)), max(settings.threshold, *settings.thresholds, 0.0)
+        if network.task.kind == "row" and given > 1.01 * most:
+            what = f"threshold={given:g}, where {network.task.outputs} labels have at most {most:.3g}"
+            fix = f"use 0 (never leave early) up to {most:.3g}; a percentage or a share of the maximum is another unit"
+            raise OfframpError(settings.unit, what, fix)
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_entropy(self.task, logits, packed)
+
+
+class NormalisedEntropyPolicy(DoubtPolicy):
+    """Doubt is entropy as a share of the largest possible."""
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_normalised_entropy(self.task, logits, packed)
+
+
+class HesitationPolicy(DoubtPolicy):
+    """Doubt is one minus the probability of the best answer."""
+
+    def measure(self, logits: Tensor, packed: Packed) -> Tensor:
+        return row_hesitation(self.task, logits, packed)
+
+
+def ramps(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """One off-ramp per layer below the last, and one on the embeddings if asked."""
+    if options.pool not in get_args(Pool):
+        raise OfframpError("a pooling for off-ramps", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
+    pool: Pool | None = None if network.per_token else options.pool
+    return built(network, options, lambda: OffRamp(network.encoder.hidden, network.task.outputs, pool))
+
+
+def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
+    """Off-ramps that are all made by `head`, which have a `cost`."""
+    task, layers = network.task, [str(layer) for layer in range(0 if options.ramp0 else 1, network.depth)]
+    if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
+        return nn.ModuleDict({layer: SharedRamp(network.last.apply, network.last.cost) for layer in layers})
+    made = {layer: head() for layer in layers}
+    if options.lexical and task.kind == "row" and "distribution" in task.provides:
+        knowing = FittedRamp if options.lexicon == "fitted" else LexicalRamp
+        for layer in [layer for layer in layers if int(layer) <= options.lexical_depth]:
+            cost: HeadCost = made[layer].cost  # type: ignore[assignment]  # a module attribute
+            made[layer] = knowing(made[layer], cost, network.hf.config.vocab_size, task.outputs)
+    return nn.ModuleDict(made)
+
+
+def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
+    """What most exit methods add: off-ramps and nothing else."""
+    return nn.ModuleDict({"ramps": ramps(network, options)})
+
+
+def exit_weights(count: int, rule: Literal["index", "uniform"]) -> list[float]:
+    """One weight for each of `count` exits, the first first, summing to 1."""
+    raw = [place + 1.0 if rule == "index" else 1.0 for place in range(count)]
+    return [w / sum(raw) for w in raw]

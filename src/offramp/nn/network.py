@@ -1,0 +1,152 @@
+"""A model as methods see it: a backbone in half-layers, a task, the model's own head, and what a method added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from offramp import backbones
+from offramp.backbones import Decoder, Encoder, Head, Narrowing
+from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.packed import Packed
+from offramp.errors import OfframpError
+from offramp.nn.artifacts import FromRows
+from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
+from offramp.nn.batches import Data
+from offramp.nn.exit_heads import OffRamp, SharedRamp
+from offramp.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Network:
+    """Everything with parameters. Also answers the loop's two questions: what an exit says, and what parts cost."""
+
+    hf: PreTrainedModel
+    encoder: Encoder
+    task: Task
+    last: Head
+    added: nn.ModuleDict  # a method's modules; exits under `ramps`, by layer; `last` replaces the model's own head
+    fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
+    decoder: Decoder | None = None  # of sequence tasks: exits and depth are then the decoder's
+
+    @property
+    def per_token(self) -> bool:
+        """Whether answers are per token."""
+        return self.task.kind == "token"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._first.device
+
+    @cached_property
+    def _first(self) -> Tensor:
+        """A parameter: it stays the same object wherever the model moves."""
+        return next(self.hf.parameters())
+
+    @property
+    def depth(self) -> int:
+        """Number of layers that a method may save: the encoder's, or the decoder's blocks where there is one."""
+        return self.encoder.depth if self.decoder is None else self.decoder.depth
+
+    @property
+    def ramps(self) -> dict[int, OffRamp | LexicalRamp | FittedRamp | SharedRamp]:
+        """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
+        found = self.added["ramps"] if "ramps" in self.added else nn.ModuleDict()
+        return {int(layer): ramp for layer, ramp in found.items()}  # type: ignore[operator]  # a ModuleDict
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Logits of the exit after `layer`, per row or per token."""
+        packed = packed.with_states(self.encoder.final(packed.states))
+        if layer < self.depth:
+            logits: Tensor = self.added["ramps"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
+            return logits
+        said: Tensor = self.added["last"](packed) if "last" in self.added else self.last.apply(packed)
+        return said
+
+    def embed(self) -> HeadCost:
+        """MACs among the embeddings."""
+        return self.encoder.embed_cost
+
+    def layer(self, layer: int) -> LayerCost:
+        """MACs of layer 1…L."""
+        return self.encoder.layers[layer - 1].cost
+
+    def head(self, layer: int) -> HeadCost:
+        """MACs of the exit after layer 0…L."""
+        if layer < self.depth:
+            own: HeadCost = self.added["ramps"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+            return own
+        cost: HeadCost = self.added["last"].cost if "last" in self.added else self.last.cost  # type: ignore[assignment]
+        return cost
+
+    @property
+    def uncut(self) -> Network:
+        """The same network at the prices it had before parts of its layers were cut off."""
+        layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
+        return replace(self, encoder=replace(self.encoder, layers=layers))
+
+    def unsure(self, layer: int, packed: Packed) -> Tensor:
+        """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""  # [rows, …]
+        packed = packed.with_states(self.encoder.final(packed.states))
+        said: Tensor = self.added["doubt"](layer, packed)
+        return said
+
+    def doubt(self, layer: int) -> HeadCost:
+        """MACs of that unit."""
+        cost: HeadCost = self.added["doubt"].cost  # type: ignore[assignment]  # a module attribute
+        return cost
+
+    def extra(self, layer: int) -> HeadCost:
+        """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
+        cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+        return cost
+
+    def predict(self, layer: int, packed: Packed) -> Tensor:
+        """What that predictor says of each token's state before the layer."""
+        said: Tensor = self.added["extra"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
+        return said
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        """Parts that are made from training rows, not learned, are made now, or found in the folder."""
+        for part in self.added.modules():
+            if isinstance(part, FromRows):
+                part.prepare(self.task, data, folder)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""
+        yield from ((f"model.{name}", p) for name, p in self.hf.named_parameters())
+        yield from ((f"added.{name}", p) for name, p in self.added.named_parameters())
+
+    def to(self, device: torch.device) -> None:
+        """All parameters on a device, in place."""
+        self.hf.to(device)  # type: ignore[arg-type]  # transformers' own annotation is narrower
+        self.added.to(device)
+
+    def train(self, backbone: bool = True, added: bool = True) -> None:
+        """Dropout on or off, part by part."""
+        self.hf.train(backbone)
+        self.added.train(added)
+
+    def eval(self) -> None:
+        """Dropout off everywhere."""
+        self.train(False, False)
+
+
+def network(hf: PreTrainedModel, task: Task) -> Network:
+    """A bare network; a method's modules are put into `added` afterwards."""
+    head = backbones.head(hf, task.auto_class)
+    decoder = backbones.decoder(hf) if task.kind == "sequence" else None
+    if decoder is not None and task.vocabulary > decoder.vocabulary:
+        given = f"a tokenizer of {task.vocabulary} pieces and a model that can say {decoder.vocabulary}"
+        raise OfframpError("a model and its tokenizer", given, "use the tokenizer that the model was trained with")
+    return Network(hf, backbones.encoder(hf), task, head, nn.ModuleDict(), decoder=decoder)

@@ -1,0 +1,1 @@
+"""Low-level helpers: atomic files, the hardware line, progress, quiet Hugging Face logging."""

@@ -1,0 +1,40 @@
+"""Runs whose lengths are searched, alone and with exits, each trained once for all files of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offramp.calibration import calibrate
+from offramp.calibration import length_search as search
+from offramp.training.schedule import Schedule
+from tests import runs
+
+QUICK = Schedule(epochs=1, batch_size=24, lr=0.005)
+
+
+@pytest.fixture(scope="session")
+def run(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished `length_adaptive` run. Read only."""
+    return runs.train(base, tmp_path_factory.mktemp("run"), "length_adaptive", schedule=QUICK)
+
+
+@pytest.fixture(scope="session")
+def pair(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with exits. Read only."""
+    return runs.train(base, tmp_path_factory.mktemp("pair"), "length_adaptive+branchynet", schedule=QUICK)
+
+
+@pytest.fixture(params=["run", "pair"])
+def either(request: pytest.FixtureRequest) -> Path:
+    """Each of the two in turn."""
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small first population, few settings of exits."""
+    monkeypatch.setattr(search, "FIRST", 4)
+    monkeypatch.setattr(calibrate, "EXITS", 6)

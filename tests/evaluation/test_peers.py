@@ -1,0 +1,130 @@
+"""Peers answer what our full model answers, on every backbone they can be asked about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offramp import methods, tasks
+from offramp.engines.openvino import runtime as _runtime
+from offramp.errors import OfframpError
+from offramp.evaluation import peers
+from offramp.evaluation.peers import Ground, Variant, _padded
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import Loaded, assemble, load, quiet, save
+from tests import runs, tiny, tiny_tokenizers
+
+NO_SDPA = {"alberta"}  # attention with relative positions: only the eager kind
+
+
+def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
+    """A run of the full model that was never trained."""
+    tokenizer, method = tiny_tokenizers.wordpiece(), methods.get("full")
+    task = tasks.get(runs.TASKS[kind]).from_rows(runs.rows(kind, 8), "rows")
+    shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    with quiet():
+        model = tiny.model(backbone, tiny.AUTO[kind], **{**shape, **task.config()})
+    net = assemble(model, task, method, method.options())
+    save(path, Loaded(net, tokenizer, method, method.options(), 60, "tiny"))
+    return path
+
+
+def both(run: Path, peer: str, variant: Variant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
+    """A ragged batch as our full model answers it, and as a peer does."""
+    ours = Predictor(load(run), engine="torch")
+    rows = ours.prepare(runs.rows(kind, 5, 1))
+    ground = Ground(str(run), ours.task.auto_class, str(run), 1)
+    said = peers.get(peer).load(ground, variant)(rows)
+    assert len({len(row.ids) for row in rows}) > 1
+    return ours.run(rows, ours.settings(1.0)).logits, said
+
+
+def close(pair: tuple[list[Any], list[Any]], atol: float = 1e-4) -> bool:
+    return all(a.shape == b.shape and np.allclose(a, b, atol=atol) for a, b in zip(*pair, strict=True))
+
+
+@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+@pytest.mark.parametrize("engine", ["hf-eager", "hf-sdpa"])
+def test_hugging_face_is_our_full_model(tmp_path: Path, backbone: str, engine: str) -> None:
+    run = folder(tmp_path, backbone)
+    if engine == "hf-sdpa" and backbone in NO_SDPA:
+        with pytest.raises(ValueError, match="does not support an attention implementation"):
+            both(run, "hf", Variant(engine, "fp32"))
+    else:
+        assert close(both(run, "hf", Variant(engine, "fp32")))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "question_answering", "regression"])
+def test_every_kind_of_answer(tmp_path: Path, kind: str) -> None:
+    assert close(both(folder(tmp_path, "bert", kind), "hf", Variant("hf-sdpa", "fp32"), kind))
+
+
+def test_bfloat16_is_near(tmp_path: Path) -> None:
+    pair = both(folder(tmp_path, "bert"), "hf", Variant("hf-sdpa", "bf16"))
+    assert not close(pair) and close(pair, 0.5)
+
+
+@pytest.mark.parametrize("backbone", ["bert", "distilbert"])  # with token types, and without
+def test_compiled_graphs_are_our_full_model(tmp_path: Path, backbone: str) -> None:
+    run = folder(tmp_path, backbone)
+    assert close(both(run, "onnxruntime", Variant("onnxruntime", "fp32")))
+    assert close(both(run, "openvino", Variant("openvino-graph", "fp32")))
+    if backbone == "bert":
+        int8 = both(run, "onnxruntime", Variant("onnxruntime", "int8"))
+        assert not close(int8) and close(int8, 1.0)
+        assert close(both(run, "openvino", Variant("openvino-graph", "bf16")), 0.5)
+
+
+def test_torch_compile_gets_the_same_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compile_nothing(model: Any, dynamic: bool) -> Any:  # the real one takes a compiler and a minute
+        asked.append(dynamic)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    assert close(both(folder(tmp_path, "bert"), "hf-compile", Variant("hf-compile", "fp32"))) and asked == [True]
+
+
+@pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
+    _runtime.library.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OfframpError, match=rf"'{package}' is not installed"):
+        peers.get(peer).load(Ground("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])
+
+
+def test_nothing_phones_home(tmp_path: Path) -> None:
+    """The sender is absent while OpenVINO is imported, and so from its converter."""
+    run = str(folder(tmp_path, "bert"))
+    script = f"""
+import sys
+from offramp.study import peers
+peers.get("openvino").load(peers.Ground({run!r}, "AutoModelForSequenceClassification", {run!r}, 1),
+                           peers.Variant("openvino-graph", "fp32"))
+from openvino.tools.ovc import convert_impl, telemetry_utils
+print(convert_impl.tm.__name__, telemetry_utils.tm.__name__, "openvino_telemetry" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    stub = "openvino.tools.ovc.telemetry_stub"
+    assert done.stdout.split() == [stub, stub, "False"] and (tmp_path / "graph.xml").is_file(), done.stderr
+
+
+def test_the_folder_is_the_list() -> None:
+    assert peers.names() == ["hf", "hf-compile", "onnxruntime", "openvino"]
+    with pytest.raises(OfframpError, match="hf, hf-compile"):
+        peers.get("tensorflow")
+
+
+def test_padding_and_the_way_back(tmp_path: Path) -> None:
+    rows = Predictor(load(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
+    made = _padded.pad(rows, 9)
+    assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
+    parts = _padded.unpad(np.arange(16).reshape(2, 4, 2), rows)
+    assert [part.shape for part in parts] == [(4, 2), (3, 2)]

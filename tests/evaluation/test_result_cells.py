@@ -1,0 +1,93 @@
+"""A result cell has every field that other people's scripts rely on, and its numbers add up."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offramp
+from offramp.errors import OfframpError
+from offramp.evaluation.result_cells import Origin, evaluate, hardware
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import read_recipe
+from tests import runs
+
+FIELDS = {"method", "settings", "model", "data", "split", "rows", "seed", "metrics", "macs", "mean_exit_layer",
+          "exit_histogram", "mean_tokens_kept", "seconds", "engine", "precision", "batch_size", "hardware", "command",
+          "version", "date"}  # fmt: skip
+METRICS = {"classification": "accuracy", "pairs": "f1", "regression": "pearson", "tagging": "entity_f1",
+           "question_answering": "span_f1", "masked_lm": "perplexity"}  # fmt: skip
+
+
+def cell(run: Path, kind: str, budget: float | None = None, rows: runs.Rows | None = None) -> dict[str, Any]:
+    predictor = Predictor.load(run)
+    origin = Origin("tiny", "test", "offramp eval", read_recipe(run))
+    return evaluate(predictor, rows or runs.rows(kind, 20, 3), predictor.settings(budget), origin, batch_size=6)
+
+
+@pytest.mark.parametrize("kind", runs.TASKS)
+def test_every_field_of_the_design(every_task: dict[str, Path], kind: str) -> None:
+    made = cell(every_task[kind], kind, 1.0)
+    assert made.keys() >= FIELDS and json.loads(json.dumps(made)) is not None
+    assert METRICS[kind] in made["metrics"]
+    assert (made["rows"], made["batch_size"], made["engine"], made["seed"]) == (20, 6, "torch", 42)
+    assert (made["data"], made["split"], made["command"]) == ("tiny", "test", "offramp eval")
+    assert made["version"] == offramp.__version__ and made["date"] == datetime.date.today().isoformat()
+    assert made["macs"]["share_of_full"] == 1.0 and made["mean_exit_layer"] == 3.0
+    assert made["exit_histogram"] == {"0": 0, "1": 0, "2": 0, "3": 20}
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "question_answering"])
+def test_exits_add_up_to_the_rows(every_task: dict[str, Path], kind: str) -> None:
+    rows = runs.rows(kind, 20, 3)
+    if kind == "question_answering":  # several windows are one row
+        rows[0] = {**rows[0], "context": rows[0]["context"] + " the man is good ." * 20}
+    run = every_task[kind]
+    full, cheap = cell(run, kind, 1.0, rows), cell(run, kind, 0.5, rows)
+    for made in (full, cheap):
+        assert sum(made["exit_histogram"].values()) == 20
+    assert full["macs"]["share_of_full"] == 1.0
+    assert cheap["macs"]["mean"] < full["macs"]["mean"]
+    assert cheap["macs"]["share_of_full"] == pytest.approx(cheap["macs"]["mean"] / full["macs"]["mean"], abs=1e-3)
+    assert cheap["mean_exit_layer"] < 3 and cheap["mean_tokens_kept"] < full["mean_tokens_kept"]
+    shares = cheap["tokens_by_layer"]
+    assert full["tokens_by_layer"] == [1.0, 1.0, 1.0] and shares == sorted(shares, reverse=True)
+    assert sum(shares) / 3 == pytest.approx(cheap["mean_tokens_kept"] / full["mean_tokens_kept"], abs=1e-3)
+
+
+def test_the_cell_says_what_the_predictions_say(trained: Path) -> None:
+    predictor, rows = Predictor.load(trained), runs.rows("classification", 20, 3)
+    made, answers = cell(trained, "classification", 0.5, rows), predictor.predict(rows, 0.5)
+    right = [answer["label"] == row["label"] for answer, row in zip(answers, rows, strict=True)]
+    assert made["metrics"]["accuracy"] == pytest.approx(sum(right) / 20)
+    assert made["mean_exit_layer"] == pytest.approx(sum(answer["exit_layer"] for answer in answers) / 20, abs=1e-4)
+    assert made["macs"]["mean"] == pytest.approx(sum(answer["macs"] for answer in answers) / 20, abs=1)
+    assert made["settings"].items() >= asdict(predictor.settings(0.5)).items()
+
+
+def test_rows_longer_than_the_model_allows_are_counted(trained: Path) -> None:
+    long = {"text": "good film " * 60, "label": "good"}
+    assert cell(trained, "classification", rows=[long, *runs.rows("classification", 3)])["truncated_rows"] == 1
+
+
+def test_labels_the_model_does_not_know_are_refused(trained: Path) -> None:
+    with pytest.raises(OfframpError, match="'ugly'"):
+        cell(trained, "classification", rows=[{"text": "a film", "label": "ugly"}])
+
+
+def test_the_cell_holds_no_folder_of_this_machine(trained: Path) -> None:
+    assert str(trained.parent) not in json.dumps(cell(trained, "classification"))
+
+
+def test_hardware_is_one_line() -> None:
+    assert "\n" not in hardware() and "thread" in hardware()
+
+
+def test_the_cell_tells_how_the_loss_fell(trained: Path) -> None:
+    log = cell(trained, "classification")["trained"]["log"]
+    assert log and all(entry["loss"] > 0.0 and entry["epoch"] >= 1 for entry in log)

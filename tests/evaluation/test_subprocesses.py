@@ -1,0 +1,51 @@
+"""Work in a fresh process: its result, its memory, its errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from offramp.errors import OfframpError
+from offramp.evaluation.subprocesses import fresh
+
+
+def fill(megabytes: int) -> int:
+    return len(bytes([1]) * (megabytes * 1_000_000))
+
+
+def fail(kind: str) -> None:
+    if kind == "ours":
+        raise OfframpError("a", "b", "c")
+    raise ValueError("no good")
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def imported() -> list[str]:
+    return [name for name in ("openvino", "openvino_telemetry") if name in sys.modules]
+
+
+def test_openvino_is_brought_without_what_phones_home() -> None:
+    assert fresh(imported, library="openvino").result == ["openvino"]
+    assert fresh(imported, library="no-such-library").result == fresh(imported).result == []
+
+
+def test_memory_is_that_of_the_work_alone() -> None:
+    ballast = b"x" * 200_000_000  # in this process: nobody's business
+    little, much = fresh(fill, 1), fresh(fill, 100)
+    assert (little.result, much.result) == (1_000_000, 100_000_000) and len(ballast) > 0
+    assert little.peak_mb is not None and much.peak_mb is not None
+    assert 90 < much.peak_mb - little.peak_mb < 110
+
+
+def test_errors_come_back() -> None:
+    with pytest.raises(OfframpError, match="asked: a"):
+        fresh(fail, "ours")
+    with pytest.raises(RuntimeError, match="ValueError: no good"):
+        fresh(fail, "foreign")
+    with pytest.raises(OfframpError, match="ended with 3"):
+        fresh(die)

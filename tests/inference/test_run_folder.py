@@ -1,0 +1,203 @@
+"""A model folder: plain transformers opens it as the full model, Offramp as the adaptive one; nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from offramp import methods, tasks
+from offramp.errors import OfframpError
+from offramp.inference import run_folder as folders
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import Loaded
+from tests import runs, tiny
+
+MATRIX = [
+    (method, kind)
+    for method in methods.names()
+    for kind, task in runs.TASKS.items()
+    if methods.get(method).hf_equal and methods.get(method).needs <= tasks.get(task).provides
+]
+
+
+def make(base: str, method: str, kind: str, folder: Path) -> Path:
+    """A model folder with fresh, untrained heads: opening it does not depend on training."""
+    rows, found = runs.rows(kind, 8), methods.get(method)
+    tokenizer = folders.load_tokenizer(base)
+    task = tasks.get(runs.TASKS[kind]).from_rows(rows, "rows").with_tokenizer(tokenizer)
+    torch.manual_seed(0)
+    net = folders.assemble(folders.load_backbone(base, task), task, found, found.options())
+    folders.save(folder, Loaded(net, tokenizer, found, found.options(), 64, base))
+    return folder
+
+
+def plain_logits(folder: Path, task: tasks.Task, encoded: list[Any], typed: bool = True) -> list[torch.Tensor]:
+    """What transformers alone says of each row, padding removed."""
+    net = getattr(transformers, task.auto_class).from_pretrained(folder, use_safetensors=True).eval()
+    wide = max(len(e.ids) for e in encoded)
+    kinds = torch.tensor([e.types + [0] * (wide - len(e.types)) for e in encoded])
+    out = tiny.padded(net, [e.ids for e in encoded], **({"token_type_ids": kinds} if typed else {}))
+    if task.name == "question_answering":
+        logits = torch.stack((out.start_logits, out.end_logits), -1)
+    else:
+        logits = out.logits
+    return [row[: len(e.ids)] if task.kind == "token" else row for row, e in zip(logits, encoded, strict=True)]
+
+
+def assert_equal_to_plain(folder: Path, kind: str, typed: bool = True) -> None:
+    predictor = Predictor.load(folder)
+    encoded = predictor.prepare(runs.rows(kind, 9, 5))
+    ours = predictor.run(encoded, predictor.settings(1.0), 4).logits
+    for a, b in zip(ours, plain_logits(folder, predictor.task, encoded, typed), strict=True):
+        assert torch.allclose(torch.from_numpy(a), b, atol=1e-5)
+
+
+@pytest.fixture
+def trained(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared run as it was written: other tests may have left compiled graphs in it."""
+    fresh = tmp_path_factory.mktemp("written") / "run"
+    shutil.copytree(trained, fresh, ignore=shutil.ignore_patterns(".cache"))
+    return fresh
+
+
+@pytest.mark.parametrize(("method", "kind"), MATRIX)
+def test_plain_transformers_opens_the_full_model(base: str, tmp_path: Path, method: str, kind: str) -> None:
+    assert_equal_to_plain(make(base, method, kind, tmp_path / "run"), kind)
+
+
+@pytest.mark.parametrize("kind", ["classification", "masked_lm"])
+@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+def test_every_backbone_comes_back_whole(tmp_path: Path, backbone: str, kind: str) -> None:
+    base = str(runs.model_folder(tmp_path / "base", backbone))
+    assert_equal_to_plain(make(base, "full", kind, tmp_path / "run"), kind, typed=False)
+
+
+def test_a_trained_run_opens_in_both_ways(trained: Path) -> None:
+    assert_equal_to_plain(trained, "classification")
+    config = transformers.AutoConfig.from_pretrained(trained)
+    assert config.id2label == {0: "bad", 1: "good"}
+
+
+def test_nothing_in_the_folder_could_be_unpickled(trained: Path) -> None:
+    endings = {Path(name).suffix for name in runs.files(trained)}
+    assert endings <= {".json", ".safetensors", ".yaml", ".md", ".txt"}
+    assert all(content[:2] != b"\x80\x04" and content[:2] != b"PK" for content in runs.files(trained).values())
+
+
+def test_loading_uses_no_pickle_and_no_remote_code(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("unpickling")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(f"pickle.{name}", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    folders.load(trained)
+
+
+def test_saving_and_loading_changes_no_prediction(trained: Path, tmp_path: Path) -> None:
+    before = Predictor.load(trained)
+    folders.save(tmp_path / "again", before.model)
+    after = Predictor(folders.load(tmp_path / "again"), before.points)
+    texts = [row["text"] for row in runs.rows("classification", 9, 5)]
+    for budget in (None, 0.3, 1.0):
+        assert before.predict(texts, budget) == after.predict(texts, budget)
+    assert folders.about(tmp_path / "again") == folders.about(trained)
+
+
+def test_no_noise(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Progress bars and advice of transformers stay away while we load and save, and come back afterwards."""
+    verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    folders.save(tmp_path / "again", folders.load(trained))
+    sys.stderr.flush()
+    said = capfd.readouterr()
+    assert said.out + said.err == ""
+    assert transformers.logging.get_verbosity() == verbosity
+    assert transformers.logging.is_progress_bar_enabled() == bars
+
+
+DAMAGE: dict[str, tuple[str, Any]] = {  # what is broken → file, new content (None: removed; int: cut to that share)
+    "no offramp.json": ("offramp.json", None),
+    "no JSON": ("offramp.json", b"{"),
+    "no object": ("offramp.json", b"[1]"),
+    "another format": ("offramp.json", b'{"format": 99}'),
+    "nothing but a format": ("offramp.json", b'{"format": 1}'),
+    "cut weights": ("model.safetensors", 0.5),
+    "no weights": ("model.safetensors", None),
+    "cut heads": ("offramp.safetensors", 0.9),
+    "no heads": ("offramp.safetensors", None),
+    "empty heads": ("offramp.safetensors", b""),
+    "no config": ("config.json", None),
+    "bad config": ("config.json", b"{"),
+    "bad tokenizer": ("tokenizer.json", b"{}"),
+    "no tokenizer": ("tokenizer.json", None),
+    "bad points": ("points.json", b'{"points": 3}'),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_a_clear_error(trained: Path, tmp_path: Path, what: str) -> None:
+    for name, content in runs.files(trained).items():
+        (tmp_path / name).write_bytes(content)
+    name, change = DAMAGE[what]
+    if change is None:
+        (tmp_path / name).unlink()
+    else:
+        old = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(old[: int(len(old) * change)] if isinstance(change, float) else change)
+    with pytest.raises(OfframpError) as caught:
+        Predictor.load(tmp_path)
+    assert caught.value.fix and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "magic"},
+        {"task": {"name": "chess"}},
+        {"task": {"name": "classification"}},
+        {"options": {"pool": "first"}},
+        {"options": {"colour": "red"}},
+    ],
+)
+def test_a_description_that_does_not_fit(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    for name, content in runs.files(trained).items():
+        (tmp_path / name).write_bytes(content)
+    spec = json.loads((tmp_path / "offramp.json").read_text())
+    (tmp_path / "offramp.json").write_text(json.dumps({**spec, **change}))
+    with pytest.raises(OfframpError):
+        folders.load(tmp_path)
+
+
+def test_weights_of_another_model_are_not_taken_for_these(trained: Path, base: str, tmp_path: Path) -> None:
+    """Transformers would fill what is missing with random numbers and go on."""
+    for name, content in runs.files(trained).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes((Path(base) / "model.safetensors").read_bytes())
+    with pytest.raises(OfframpError, match=r"lacks.*classifier"):
+        folders.load(tmp_path)
+
+
+def test_folders_that_are_no_runs(tmp_path: Path, base: str) -> None:
+    (tmp_path / "file").write_text("")
+    expected = {tmp_path / "none": "no such folder", Path(base): r"without offramp\.json", tmp_path / "file": "a file"}
+    for path, said in expected.items():
+        with pytest.raises(OfframpError, match=said):
+            folders.load(path)
+
+
+def test_models_that_cannot_be_used(tmp_path: Path, trained: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(OfframpError, match="gpt2") as caught:
+        folders.check_backbone(str(tmp_path))
+    assert "modernbert" in caught.value.fix
+    for content in ("{}", '{"model_type": "made-up"}', "{"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(OfframpError):
+            folders.check_backbone(str(tmp_path))

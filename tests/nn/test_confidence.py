@@ -1,0 +1,52 @@
+"""How sure a head is: stable numbers, and rows as unsure as their least sure answer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from offramp.core.packed import pack
+from offramp.nn.confidence import agree, entropy, row_entropy, row_hesitation, row_normalised_entropy, worst
+from offramp.tasks import get
+
+ROWS = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
+CLASSES = get("classification").from_rows(ROWS, "rows")
+TAGS = get("tagging").from_rows(ROWS, "rows")
+NUMBER = get("regression").from_rows(ROWS, "rows")
+
+
+def test_entropy_survives_logits_that_break_the_published_formulas() -> None:
+    """Large logits overflow one public variant; probabilities that underflow to 0 turn another into NaN."""
+    logits = torch.tensor([[1e4, 0.0, -1e4], [200.0, -200.0, 0.0], [0.0, 0.0, 0.0], [0.0, float("-inf"), 0.0]])
+    assert entropy(logits).tolist() == pytest.approx([0.0, 0.0, math.log(3), math.log(2)])
+
+
+def test_normalised_entropy_and_hesitation_have_their_ends() -> None:
+    packed = pack([[1, 2], [3]])
+    logits = torch.tensor([[0.0, 0.0, 0.0], [50.0, 0.0, 0.0]])
+    assert row_normalised_entropy(CLASSES, logits, packed).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert row_hesitation(CLASSES, logits, packed).tolist() == pytest.approx([2 / 3, 0.0], abs=1e-6)
+
+
+def test_a_sentence_is_as_unsure_as_its_least_sure_word_and_pieces_do_not_count() -> None:
+    packed = pack([[1, 2, 3], [4, 5]]).with_tokens(scored=torch.tensor([True, False, True, True, True]))
+    sure, lost = [50.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    logits = torch.tensor([sure, lost, sure, lost, sure])
+    assert row_entropy(TAGS, logits, packed).tolist() == pytest.approx([0.0, math.log(3)], abs=1e-6)
+
+
+def test_a_row_without_answers_is_sure() -> None:
+    assert worst(torch.tensor([0.7]), torch.tensor([1]), 3).tolist() == pytest.approx([0.0, 0.7, 0.0])
+
+
+def test_agreement_of_labels_tags_and_numbers() -> None:
+    packed = pack([[1, 2], [3, 4]]).with_tokens(scored=torch.tensor([True] * 4))
+    a, b = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([[9.0, 1.0, 0.0], [3.0, 1.0, 0.0]])
+    assert agree(CLASSES, a, b, packed, 0.1).tolist() == [True, False]
+    tags = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
+    other = torch.tensor([[5.0, 0, 0], [0, 2.0, 0], [1.0, 0, 0], [0, 0, 2.0]])
+    assert agree(TAGS, tags, other, packed, 0.1).tolist() == [True, False]
+    before, now = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.05], [2.2]])
+    assert agree(NUMBER, before, now, packed, 0.1).tolist() == [True, False]
