@@ -1,6 +1,6 @@
 """What every exit of a run is worth when all rows leave there: the published shapes of joint, two-stage, alternating.
 
-    python benchmarks/exit_scores.py --data test.jsonl --json exits.json RUN…
+python benchmarks/exit_scores.py --data test.jsonl --json exits.json RUN…
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ class Nothing(Engine):
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         return LOGITS
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError
 
 
@@ -72,14 +72,14 @@ class Entropy(Policy):
     def __init__(self) -> None:
         self.task = Task(tuple("abcdef"))
 
-    def leave(self, layer: int, s: object) -> Tensor | None:
+    def should_exit(self, layer: int, s: object) -> Tensor | None:
         return row_entropy(self.task, s.logits(), s.packed) < 0.0  # type: ignore[attr-defined]
 
 
 class Halves(Policy):
     """Looks between the halves of every layer."""
 
-    def attended(self, layer: int, s: object, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: object, scores: Scores | None) -> Tensor | None:
         return None
 
 

@@ -16,7 +16,7 @@ class Leave(Policy):
     def __init__(self, plan: dict[int, list[int]]) -> None:
         self.plan = plan
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         return torch.isin(s.packed.rows["origin"], torch.tensor(self.plan.get(layer, []), dtype=torch.int64))
 
 
@@ -26,10 +26,10 @@ class Drop(Policy):
     def __init__(self, plan: dict[int, int], moment: str) -> None:
         self.plan, self.moment = plan, moment
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(layer, s) if self.moment == "enter" else None
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return self._keep(layer, s) if self.moment == "attended" else None
 
     def _keep(self, layer: int, s: State) -> Tensor | None:
@@ -42,7 +42,7 @@ class Gate(Policy):
     def __init__(self, plan: dict[int, list[float]]) -> None:
         self.plan = plan
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         gates = torch.tensor(self.plan.get(layer, [1.0]))
         place = s.packed.tokens["position"].clamp(max=len(gates) - 1)
         s.packed = s.packed.with_tokens(gate=gates[place])

@@ -13,7 +13,7 @@ from offramp.calibration.length_search import Plan
 from offramp.cli import search_progress as searching
 from offramp.cli.search_progress import drawing
 from offramp.evaluation.budgets import spots
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import runs
@@ -67,8 +67,8 @@ def test_scoring_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_front_is_drawn_in_letters() -> None:
-    best = [Point({}, 0.4, 0.6, 3.0), Point({}, 1.0, 0.9, 3.0)]
-    lines = drawing(best, [Point({}, 0.7, 0.75, 3.0)]).splitlines()
+    best = [OperatingPoint({}, 0.4, 0.6, 3.0), OperatingPoint({}, 1.0, 0.9, 3.0)]
+    lines = drawing(best, [OperatingPoint({}, 0.7, 0.75, 3.0)]).splitlines()
     assert lines[0].rstrip().endswith("●") and lines[0].startswith("  0.9000") and lines[11].startswith("  0.6000 │ ●")
     assert "0.400" in lines[-1] and "1.000" in lines[-1] and sum("·" in line for line in lines) == 1
     assert drawing(best[:1], best[:1])

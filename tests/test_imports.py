@@ -114,4 +114,3 @@ def example(file: str, line: str) -> list[str]:
 )
 def test_the_rule_itself(file: str, line: str, fine: bool) -> None:
     assert (example(file, line) == []) is fine
-

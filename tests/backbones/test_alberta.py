@@ -121,7 +121,9 @@ def test_losses_as_transformers_trains_with_them() -> None:
     one = tiny.model("alberta", num_labels=1)
     out = one(ids, labels=torch.tensor([0.5, 2.0]))
     assert torch.allclose(out.loss, (out.logits[:, 0] - torch.tensor([0.5, 2.0])).square().mean())
-    spans = tiny.model("alberta", tiny.AUTO["question_answering"])(ids, start_positions=tags[:, 0], end_positions=tags[:, 1])
+    spans = tiny.model("alberta", tiny.AUTO["question_answering"])(
+        ids, start_positions=tags[:, 0], end_positions=tags[:, 1]
+    )
     assert spans.loss.isfinite()
     assert len(tiny.model("alberta").base_model(ids, output_hidden_states=True).hidden_states) == 5
     words = tiny.model("alberta", tiny.AUTO["masked_lm"])

@@ -12,9 +12,9 @@ from torch import Tensor
 from offramp.calibration import calibrate as module
 from offramp.calibration import subject
 from offramp.calibration.diagnostics import collapsed, complaints
-from offramp.calibration.replay import Recording
+from offramp.calibration.replay import ExitRecording
 from offramp.core.cost import HeadCost
-from offramp.inference.operating_points import Point, Points
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, packed_rows
 from tests import runs
@@ -34,10 +34,10 @@ def warned(
     """What calibration notices about a model whose exits say these things."""
     model = Predictor.load(run)
     data = Data(ROWS, model.prepare(ROWS))
-    tape = Recording(logits, {}, packed_rows(model.task, data.encoded))
+    tape = ExitRecording(logits, {}, packed_rows(model.task, data.encoded))
     if dear:
-        for ramp in model.network.ramps.values():
-            ramp.cost = HeadCost(10**9, 0)
+        for exit_head in model.network.exit_heads.values():
+            exit_head.cost = HeadCost(10**9, 0)
     monkeypatch.setattr(subject, "record", lambda *_, **__: tape)
     return module.calibrate(model.network, model.model.method, data, "rows", "").warnings
 
@@ -105,8 +105,11 @@ def test_exits_that_nobody_may_take_are_not_complained_of(
 
 def test_what_saves_by_itself_need_not_have_cheaper_settings(trained: Path) -> None:
     network = Predictor.load(trained).network
-    half, whole = (Point({}, share, 0.9, 2.0) for share in (0.5, 1.0))
-    told = [complaints(network, None, [one], Points("accuracy", True, {"rows": 9}, (one,))) for one in (half, whole)]
+    half, whole = (OperatingPoint({}, share, 0.9, 2.0) for share in (0.5, 1.0))
+    told = [
+        complaints(network, None, [one], OperatingPoints("accuracy", True, {"rows": 9}, (one,)))
+        for one in (half, whole)
+    ]
     assert told[0] == () and "no setting is cheaper" in told[1][0]
 
 
@@ -114,7 +117,7 @@ def test_a_regression_head_that_says_one_number(tmp_path: Path, base: str) -> No
     model = Predictor.load(runs.train(base, tmp_path, "berxit", "regression", schedule=runs.Schedule(1, 8, 0.001)))
     logits = {layer: torch.linspace(0, 1, 30)[:, None] for layer in range(4)} | {1: torch.full((30, 1), 0.5)}
     packed = packed_rows(model.task, model.prepare(runs.rows("regression", 30)))
-    tape = Recording(logits, {}, packed)
+    tape = ExitRecording(logits, {}, packed)
     assert collapsed(model.network, tape, [0, 1, 2]) == [1] and collapsed(model.network, tape, [0, 2]) == []
 
 

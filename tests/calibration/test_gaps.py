@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from offramp.calibration.gaps import PASSES, between
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 
 GRID = (3.0, 2.0, 1.0, 0.5)
 
 
-def ladder(score: Callable[[float], float]) -> tuple[list[float], list[Point]]:
+def ladder(score: Callable[[float], float]) -> tuple[list[float], list[OperatingPoint]]:
     """The values that are tried beside a grid, and their points, where a scale s costs 1 / (1 + s)."""
     asked = []
 
-    def point(settings: dict[str, Any]) -> Point:
+    def point(settings: dict[str, Any]) -> OperatingPoint:
         value = settings["scale"]
-        return Point({"scale": value}, 1.0 / (1.0 + value), score(value), 6.0)
+        return OperatingPoint({"scale": value}, 1.0 / (1.0 + value), score(value), 6.0)
 
-    def counted(settings: dict[str, Any]) -> Point:
+    def counted(settings: dict[str, Any]) -> OperatingPoint:
         asked.append(settings["scale"])
         return point(settings)
 

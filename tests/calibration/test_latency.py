@@ -18,17 +18,21 @@ from offramp.calibration.time_model import NAMES, Prices
 from offramp.engines import How
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
-from offramp.inference.operating_points import Latency, Point, Points, parse_latency
+from offramp.inference.operating_points import Latency, OperatingPoint, OperatingPoints, parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
 
 DATA = {"name": "dev", "rows": 3, "fingerprint": "0"}
-CURVE = [Point({"threshold": 1.0}, 0.1, 0.8, 1.0), Point({"threshold": 0.5}, 0.5, 0.9, 3.0), Point({}, 1.0, 0.88, 6.0)]
+CURVE = [
+    OperatingPoint({"threshold": 1.0}, 0.1, 0.8, 1.0),
+    OperatingPoint({"threshold": 0.5}, 0.5, 0.9, 3.0),
+    OperatingPoint({}, 1.0, 0.88, 6.0),
+]
 
 
-def points(*more: Latency) -> Points:
-    return Points("accuracy", True, DATA, tuple(CURVE), latencies=more)
+def points(*more: Latency) -> OperatingPoints:
+    return OperatingPoints("accuracy", True, DATA, tuple(CURVE), latencies=more)
 
 
 def found(*times: list[float]) -> list[Guess]:
@@ -99,7 +103,7 @@ def lasting(own: Path, ms: float, monkeypatch: pytest.MonkeyPatch) -> list[float
     place, used = prices.place(Predictor.load(own, "torch")), list[float]()
     prices.keep(own, Prices(dict.fromkeys(NAMES, ms), 0.0, 1, place))
 
-    def priced(model: Predictor, points: Points, data: Data, found: Prices) -> list[Guess]:
+    def priced(model: Predictor, points: OperatingPoints, data: Data, found: Prices) -> list[Guess]:
         used.append(found.ms["call"])
         return [Guess(point, np.full(len(data.rows), used[-1])) for point in points.points]
 

@@ -29,7 +29,7 @@ from offramp.calibration.length_search import (
     shares,
 )
 from offramp.calibration.subject import Subject
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.methods._shared.lengths import cliffs, shortest
 from offramp.nn.batches import Data
@@ -151,7 +151,7 @@ def test_what_keeps_as_many_tokens_of_every_row_is_not_tried_again(run: Path, mo
 
 def test_the_front_forgets_what_is_dominated() -> None:
     def one(gene: int, share: float, score: float) -> Found:
-        return Found((gene,), 0, (Point({}, share, score, 1.0),))
+        return Found((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
 
     found = [one(1, 0.2, 0.5), one(2, 0.5, 0.9), one(3, 0.4, 0.5), one(4, 1.0, 0.8)]
     assert [owner.gene for owner, _ in front(found, True)] == [(1,), (2,)]
@@ -160,7 +160,7 @@ def test_the_front_forgets_what_is_dominated() -> None:
 
 def test_the_best_of_every_range_of_costs_may_breed() -> None:
     def one(gene: int, share: float, score: float) -> Found:
-        return Found((gene,), 0, (Point({}, share, score, 1.0),))
+        return Found((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
 
     lucky = one(1, 0.2, 0.95)
     others = [one(2, 0.51, 0.8), one(3, 0.52, 0.9), one(4, 0.53, 0.9), one(5, 1.0, 0.92)]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from offramp.calibration.calibrate import calibrate
-from offramp.calibration.replay import Recording, record
+from offramp.calibration.replay import ExitRecording, record
 from offramp.calibration.scores import dependable, earned, longer, part, shrunk
 from offramp.calibration.subject import Subject, candidates, pointer, search_exits
 from offramp.calibration.thresholds import Table, try_all
-from offramp.inference.operating_points import Point, Points, pareto
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, packed_rows
 from tests import runs
@@ -24,8 +24,8 @@ RAMPS = 5
 GRID = np.repeat(np.linspace(0.02, 1.0, 50)[:, None], RAMPS, axis=1)  # one threshold for all off-ramps
 
 
-def point(share: float, score: float, error: float = 0.0) -> Point:
-    return Point({}, share, score, 0.0, score, error)
+def point(share: float, score: float, error: float = 0.0) -> OperatingPoint:
+    return OperatingPoint({}, share, score, 0.0, score, error)
 
 
 def test_a_lucky_rung_is_trusted_no_more_than_dearer_ones() -> None:
@@ -40,16 +40,18 @@ def test_a_lucky_rung_is_trusted_no_more_than_dearer_ones() -> None:
 
 
 def test_lengths_are_held_to_those_that_keep_more_in_every_layer_not_to_dearer_ones() -> None:
-    cliff = Point({"lengths": (1.0, 0.2)}, 0.5, 0.90, 2.0, 0.90)
-    even = Point({"lengths": (0.8, 0.7)}, 0.7, 0.85, 2.0, 0.85)  # dearer, and worse
-    less = Point({"lengths": (0.9, 0.2)}, 0.4, 0.95, 2.0, 0.95)  # lucky: it keeps less than the cliff everywhere
+    cliff = OperatingPoint({"lengths": (1.0, 0.2)}, 0.5, 0.90, 2.0, 0.90)
+    even = OperatingPoint({"lengths": (0.8, 0.7)}, 0.7, 0.85, 2.0, 0.85)  # dearer, and worse
+    less = OperatingPoint(
+        {"lengths": (0.9, 0.2)}, 0.4, 0.95, 2.0, 0.95
+    )  # lucky: it keeps less than the cliff everywhere
     made = dependable([even, cliff, less], True, longer("lengths"))
     assert [(p.mac_share, p.score) for p in made] == [(0.4, 0.90), (0.5, 0.90), (0.7, 0.85)]
-    whole = Point({"lengths": ()}, 1.0, 0.8, 2.0, 0.8)
+    whole = OperatingPoint({"lengths": ()}, 1.0, 0.8, 2.0, 0.8)
     assert {p.score for p in dependable([even, cliff, less, whole], True, longer("lengths"))} == {0.8}
 
 
-def many(seed: int, spread: float, slope: float) -> tuple[list[Point], np.ndarray, Point, float]:
+def many(seed: int, spread: float, slope: float) -> tuple[list[OperatingPoint], np.ndarray, OperatingPoint, float]:
     """Thirty settings on the same 400 rows, cheaper ones departing more; what each is really worth; the full model."""
     rng, costs = np.random.default_rng(seed), np.linspace(0.3, 0.95, 30)
     truths = 0.8 + slope * costs + rng.normal(0, spread, 30)
@@ -58,8 +60,8 @@ def many(seed: int, spread: float, slope: float) -> tuple[list[Point], np.ndarra
     right, full = luck < truths[:, None], shared < 0.8 + slope
     errors = np.sqrt((right != full).mean(1) / 400)
     told = enumerate(zip(costs, right.mean(1), errors, strict=True))
-    points = [Point({"i": i}, float(c), float(s), 0.0, float(s), float(e)) for i, (c, s, e) in told]
-    return points, truths, Point({"i": -1}, 1.0, float(full.mean()), 0.0), 0.8 + slope
+    points = [OperatingPoint({"i": i}, float(c), float(s), 0.0, float(s), float(e)) for i, (c, s, e) in told]
+    return points, truths, OperatingPoint({"i": -1}, 1.0, float(full.mean()), 0.0), 0.8 + slope
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.03])
@@ -70,7 +72,7 @@ def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, s
     for seed in range(100):
         points, truths, loosest, worth = many(seed, spread, slope)
         kept = dependable(pareto(shrunk(points, True), loosest, True)[:-1], True)
-        chosen = Points("accuracy", True, {}, (*kept, loosest)).choose(None, 0.01)
+        chosen = OperatingPoints("accuracy", True, {}, (*kept, loosest)).choose(None, 0.01)
         lost.append(0.0 if chosen is loosest else worth - truths[chosen.settings["i"]])
     assert np.mean(lost) < 0.0105
 
@@ -78,9 +80,9 @@ def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, s
 def test_shrinking_leaves_alone_what_is_sure_and_joins_what_is_not() -> None:
     sure = [point(0.2, 0.8, 1e-4), point(0.4, 0.7, 1e-4), point(0.6, 0.9, 1e-4)]
     assert [p.score for p in shrunk(sure, True)] == pytest.approx([0.8, 0.7, 0.9], abs=1e-3)
-    unsure = [point(0.2, 0.8, 0.2), point(0.4, 0.7, 0.2), point(0.6, 0.9, 0.2)]
-    assert [p.score for p in shrunk(unsure, True)] == pytest.approx([0.75, 0.75, 0.9])
-    assert [p.score for p in shrunk(unsure, False)] == pytest.approx([0.8, 0.8, 0.8])
+    exit_unit = [point(0.2, 0.8, 0.2), point(0.4, 0.7, 0.2), point(0.6, 0.9, 0.2)]
+    assert [p.score for p in shrunk(exit_unit, True)] == pytest.approx([0.75, 0.75, 0.9])
+    assert [p.score for p in shrunk(exit_unit, False)] == pytest.approx([0.8, 0.8, 0.8])
     assert shrunk(sure[:1], True) == sure[:1] and shrunk([], True) == []
 
 
@@ -89,30 +91,30 @@ def source(rows: int, seed: int) -> Table:
     rng = np.random.default_rng(seed)
     hard = rng.random(rows)
     noise = rng.normal(0, 0.15, (RAMPS, rows))
-    doubt = np.clip(hard * np.linspace(1.1, 0.6, RAMPS)[:, None] + noise, 0.001, 1.0)
+    uncertainty = np.clip(hard * np.linspace(1.1, 0.6, RAMPS)[:, None] + noise, 0.001, 1.0)
     luck = np.where(rng.random((RAMPS + 1, rows)) < 0.2, rng.random((RAMPS + 1, rows)), rng.random(rows))
     right = luck > (hard**3) * np.linspace(0.7, 0.3, RAMPS + 1)[:, None]  # exits mostly err on the same rows
     reach = np.repeat(np.arange(1.0, RAMPS + 2)[:, None], rows, axis=1)
     none = np.zeros((RAMPS, rows))
-    return Table(doubt, right.astype(float), reach, none + 0.01, none)
+    return Table(uncertainty, right.astype(float), reach, none + 0.01, none)
 
 
-def ladder_of(rows: Table) -> list[Point]:
+def ladder_of(rows: Table) -> list[OperatingPoint]:
     """One threshold for all off-ramps, from tight to loose, on these rows."""
     tried, differs = try_all(rows, GRID), np.abs(rows.score - rows.score[-1])
     errors = np.sqrt(try_all(replace(rows, score=differs), GRID).score / rows.score.shape[1])
     told = zip(tried.cost / (RAMPS + 1), tried.score, errors, strict=True)
-    return [Point({"i": i}, cost, score, 0.0, score, error) for i, (cost, score, error) in enumerate(told)]
+    return [OperatingPoint({"i": i}, cost, score, 0.0, score, error) for i, (cost, score, error) in enumerate(told)]
 
 
 def test_max_loss_keeps_its_promise_on_average() -> None:
     """200 calibration sets of 1,000 rows; the truth is known from 50,000."""
     truth, lost, shares = source(50_000, seed=10**6), {0.005: [], 0.01: [], 0.02: []}, []  # type: ignore[var-annotated]
-    real = [*ladder_of(truth), Point({}, 1.0, float(truth.score[-1].mean()), 0.0)]
+    real = [*ladder_of(truth), OperatingPoint({}, 1.0, float(truth.score[-1].mean()), 0.0)]
     for trial in range(200):
         rows = source(1000, trial)
-        loosest = Point({"i": -1}, 1.0, float(rows.score[-1].mean()), 0.0)
-        points = Points("accuracy", True, {}, pareto(dependable(ladder_of(rows), True), loosest, True))
+        loosest = OperatingPoint({"i": -1}, 1.0, float(rows.score[-1].mean()), 0.0)
+        points = OperatingPoints("accuracy", True, {}, pareto(dependable(ladder_of(rows), True), loosest, True))
         for allowed, found in lost.items():
             chosen = real[points.choose(None, allowed).settings["i"]]
             found.append(real[-1].score - chosen.score)
@@ -122,12 +124,12 @@ def test_max_loss_keeps_its_promise_on_average() -> None:
     assert np.mean(shares) < 0.7
 
 
-def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[Subject, Recording]:
+def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[Subject, ExitRecording]:
     """Rows of which the first half are good, and a recording that says what a test wants."""
     model, count = Predictor.load(trained), len(logits[3])
     rows = [{"text": "it", "label": "good" if i % 2 else "bad"} for i in range(count)]
     data = Data(rows, model.prepare(rows))
-    return Subject(model.network, model.model.method, data), Recording(
+    return Subject(model.network, model.model.method, data), ExitRecording(
         logits, {}, packed_rows(model.task, data.encoded)
     )
 
@@ -139,7 +141,7 @@ def answers(right: Tensor, sure: Tensor | float) -> Tensor:
     return torch.nn.functional.one_hot(said, 2) * torch.as_tensor(sure, dtype=torch.float32).reshape(-1, 1)
 
 
-def searched(subject: Subject, tape: Recording) -> tuple[list[Point], list[Point]]:
+def searched(subject: Subject, tape: ExitRecording) -> tuple[list[OperatingPoint], list[OperatingPoint]]:
     tell = pointer(subject, tape)
     ladder = dependable([tell(s) for s in candidates(subject.network, subject.method, tape)], True)
     return ladder, earned(subject, tape, ladder, search_exits, tell)

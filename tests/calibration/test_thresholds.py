@@ -12,23 +12,25 @@ from offramp.calibration.thresholds import Table, search, try_all
 LEVELS = np.tile(np.linspace(0.01, 1.0, 41), (6, 1))
 
 
-def random_table(ramps: int, rows: int, seed: int = 0) -> Table:
+def random_table(exit_heads: int, rows: int, seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
-    doubt = rng.random((ramps, rows)) * np.linspace(1.0, 0.3, ramps)[:, None]
-    score = (rng.random((ramps + 1, rows)) < np.linspace(0.6, 0.95, ramps + 1)[:, None]).astype(float)
-    reach = np.cumsum(rng.random((ramps + 1, rows)) + 1, axis=0)
-    return Table(doubt, score, reach, rng.random((ramps, rows)) * 0.05, rng.random((ramps, rows)) * 0.01)
+    uncertainty = rng.random((exit_heads, rows)) * np.linspace(1.0, 0.3, exit_heads)[:, None]
+    score = (rng.random((exit_heads + 1, rows)) < np.linspace(0.6, 0.95, exit_heads + 1)[:, None]).astype(float)
+    reach = np.cumsum(rng.random((exit_heads + 1, rows)) + 1, axis=0)
+    return Table(
+        uncertainty, score, reach, rng.random((exit_heads, rows)) * 0.05, rng.random((exit_heads, rows)) * 0.01
+    )
 
 
 def one_by_one(table: Table, thresholds: np.ndarray) -> tuple[float, float]:
     cost = score = 0.0
-    rows = table.doubt.shape[1]
+    rows = table.uncertainty.shape[1]
     for row in range(rows):
-        for ramp, limit in enumerate(thresholds):
-            cost += table.ask[ramp, row] if limit > 0 else 0.0
-            if table.doubt[ramp, row] < limit:
-                cost += table.reach[ramp, row] + table.answer[ramp, row]
-                score += table.score[ramp, row]
+        for exit_head, limit in enumerate(thresholds):
+            cost += table.ask[exit_head, row] if limit > 0 else 0.0
+            if table.uncertainty[exit_head, row] < limit:
+                cost += table.reach[exit_head, row] + table.answer[exit_head, row]
+                score += table.score[exit_head, row]
                 break
         else:
             cost += table.reach[-1, row]

@@ -83,5 +83,5 @@ def test_train_by_recipe(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not stop.value.code
     used = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert used["method"] == "deebert" and used["max_length"] == 128
-    assert used["options"] == {"pool": "mean", "ramp0": False, "head_lr": 2e-5}
+    assert used["options"] == {"pool": "mean", "exit0": False, "head_lr": 2e-5}
     assert (used["schedule"]["epochs"], used["schedule"]["batch_size"], used["schedule"]["lr"]) == (1, 12, 2e-5)

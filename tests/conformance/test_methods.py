@@ -104,7 +104,7 @@ def test_loosest_setting_is_the_full_model(name: str, backbone: str, task: str) 
         theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
         for row, part in enumerate(by_row(net, result, LENGTHS)):
             assert torch.allclose(part, theirs[row, : LENGTHS[row]] if net.per_token else theirs[row], atol=1e-5)
-        spent = cost.macs(result.log, net, len(LENGTHS))
+        spent = cost.macs(result.trace, net, len(LENGTHS))
         assert torch.allclose(spent, cost.full(net, net.depth, torch.tensor(LENGTHS)))
 
 
@@ -114,7 +114,7 @@ def test_a_batch_equals_its_rows_one_at_a_time_in_any_order(name: str, backbone:
     for settings in settings_from_tight_to_loose(method, net, data):
         together = answer(method, net, settings, data.encoded)
         parts = by_row(net, together, LENGTHS)
-        spent = cost.macs(together.log, net, len(LENGTHS))
+        spent = cost.macs(together.trace, net, len(LENGTHS))
         order = [4, 0, 5, 2, 1, 3]
         shuffled = answer(method, net, settings, [data.encoded[i] for i in order])
         assert shuffled.exit_layer.tolist() == together.exit_layer[order].tolist()
@@ -122,7 +122,7 @@ def test_a_batch_equals_its_rows_one_at_a_time_in_any_order(name: str, backbone:
             alone = answer(method, net, settings, [item])
             assert alone.exit_layer.item() == together.exit_layer[row].item(), settings
             assert torch.allclose(by_row(net, alone, [LENGTHS[row]])[0], parts[row], atol=1e-5)
-            assert cost.macs(alone.log, net, 1).item() == pytest.approx(spent[row].item())
+            assert cost.macs(alone.trace, net, 1).item() == pytest.approx(spent[row].item())
 
 
 @cases
@@ -130,16 +130,14 @@ def test_cost_is_monotone_in_the_knob(name: str, backbone: str, task: str) -> No
     method, net, data = made(name, backbone, task)
     ladder = settings_from_tight_to_loose(method, net, data)
     results = [answer(method, net, s, data.encoded) for s in ladder]
-    fed = [cost.tokens_kept(r.log, net.depth, len(LENGTHS)).sum().item() for r in results]
+    fed = [cost.tokens_kept(r.trace, net.depth, len(LENGTHS)).sum().item() for r in results]
     assert fed == sorted(fed)
     if task == "classification" and len(ladder) > 1:  # random models rarely agree on whole sentences of tags
         assert fed[0] < fed[-1]
 
 
 @cases
-def test_gradients_reach_exactly_the_declared_parameters(
-    name: str, backbone: str, task: str, tmp_path: Path
-) -> None:
+def test_gradients_reach_exactly_the_declared_parameters(name: str, backbone: str, task: str, tmp_path: Path) -> None:
     method, net, data = made(name, backbone, task)
     some = batch(net.task, data, range(len(LENGTHS)), seed=0)
     for stage in method.stages(net, options_of(method)):
@@ -189,7 +187,7 @@ def test_every_engine_decides_like_torch(name: str, engine: str) -> None:
             ours = run(runner, runner.exits(net), method.policy(net, settings), packed)
         assert torch.equal(ours.exit_layer, theirs.exit_layer)
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
-        assert torch.equal(cost.macs(ours.log, net, len(LENGTHS)), cost.macs(theirs.log, net, len(LENGTHS)))
+        assert torch.equal(cost.macs(ours.trace, net, len(LENGTHS)), cost.macs(theirs.trace, net, len(LENGTHS)))
 
 
 def test_pack_gives_the_same_as_packed_rows() -> None:

@@ -47,13 +47,13 @@ def test_a_batch_never_changes_an_answer(name: str, backbone: str, task: str) ->
     exits = set()
     for settings in some_settings(method, net, data):
         together = answer(method, net, settings, data.encoded)
-        spent, parts = cost.macs(together.log, net, len(LENGTHS)), by_row(net, together, LENGTHS)
+        spent, parts = cost.macs(together.trace, net, len(LENGTHS)), by_row(net, together, LENGTHS)
         exits |= set(together.exit_layer.tolist())
         for row, item in enumerate(data.encoded):
             alone = answer(method, net, settings, [item])
             assert alone.exit_layer.item() == together.exit_layer[row].item(), settings
             assert torch.allclose(by_row(net, alone, [LENGTHS[row]])[0], parts[row], atol=1e-5)
-            assert cost.macs(alone.log, net, 1).item() == pytest.approx(spent[row].item())
+            assert cost.macs(alone.trace, net, 1).item() == pytest.approx(spent[row].item())
     assert task != "classification" or len(exits) > 1, "nobody left early: little was tested"
 
 

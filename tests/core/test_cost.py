@@ -20,7 +20,7 @@ from offramp.core.engine import Engine
 from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
-from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import network
 from offramp.tasks import get
 from tests import tiny
@@ -121,9 +121,9 @@ def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> 
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
     net = network(tiny.model(kind, spec.auto_class), spec)
-    net.added.update({"ramps": ramps(net, ExitOptions())})
+    net.added.update({"exit_heads": build_exit_heads(net, ExitOptions())})
     packed = pack(tiny.rows([12, 12]))  # equal lengths: attention computes no padding
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         made_run = run(Eager(net.encoder), net, policy, packed)
-    counted = float(cost.macs(made_run.log, net, 2).sum())
+    counted = float(cost.macs(made_run.trace, net, 2).sum())
     assert 2 * counted == pytest.approx(counter.get_total_flops())

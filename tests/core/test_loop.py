@@ -12,8 +12,8 @@ from offramp import engines
 from offramp.core.attention import Scores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Both, Policy
-from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.core.policy import PairPolicy, Policy
+from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, network
 from offramp.tasks import get
 from offramp.training.forward import Soft, Trace, trace
@@ -28,7 +28,7 @@ def net_for(task: str, kind: str = "bert") -> Network:
     spec = get(task).from_rows(rows, "rows")
     made = network(tiny.model(kind, spec.auto_class), spec)
     torch.manual_seed(5)
-    made.added.update({"ramps": ramps(made, ExitOptions())})
+    made.added.update({"exit_heads": build_exit_heads(made, ExitOptions())})
     made.eval()
     return made
 
@@ -44,7 +44,7 @@ class Watch(Policy):
     def __init__(self) -> None:
         self.seen: dict[int, Tensor] = {}
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         self.seen[layer] = s.packed.states.clone()
         return None
 
@@ -70,14 +70,14 @@ def test_a_row_that_leaves_takes_the_answer_of_its_off_ramp(task: str) -> None:
 def test_all_rows_may_leave_before_the_first_layer() -> None:
     made = answer(net_for("classification"), Leave({0: [0, 1, 2, 3]}), pack(tiny.rows(LENGTHS)))
     assert made.exit_layer.tolist() == [0, 0, 0, 0]
-    assert {event.what for event in made.log} == {"embed", "head"}
+    assert {event.kind for event in made.trace} == {"embed", "head"}
 
 
 def test_dropped_tokens_answer_with_their_last_state() -> None:
     """Drop-and-restore: what the head reads of a dropped token is its state when it left."""
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
     watch = Watch()
-    made = answer(net, Both(Drop({2: 4}, moment="enter"), watch), packed)
+    made = answer(net, PairPolicy(Drop({2: 4}, moment="enter"), watch), packed)
     gone = packed.tokens["position"] >= 4
     assert made.logits.shape[0] == packed.total
     with torch.no_grad():
@@ -90,12 +90,12 @@ def test_idle_tokens_are_exact_copies_and_are_attended_to() -> None:
     net, ids = net_for("classification"), tiny.rows([8])
     idle = {2: [1.0, 1.0, 1.0, 0.0, 0.0]}  # positions from 3 on do nothing in layer 2
     watch = Watch()
-    answer(net, Both(Gate(idle), watch), pack(ids))
+    answer(net, PairPolicy(Gate(idle), watch), pack(ids))
     assert torch.equal(watch.seen[2][3:], watch.seen[1][3:])
     assert not torch.allclose(watch.seen[2][:3], watch.seen[1][:3])
     other = [[*ids[0][:5], ids[0][5] % 90 + 5, *ids[0][6:]]]  # another word among the idle ones
     changed = Watch()
-    answer(net, Both(Gate(idle), changed), pack(other))
+    answer(net, PairPolicy(Gate(idle), changed), pack(other))
     assert not torch.allclose(changed.seen[2][:3], watch.seen[2][:3])
 
 
@@ -103,8 +103,8 @@ def test_idle_tokens_are_exact_copies_and_are_attended_to() -> None:
 def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) -> None:
     net, packed = net_for("classification", kind), pack(tiny.rows(LENGTHS))
     depth = net.depth
-    plain = answer(net, Policy(), packed).logits
-    assert torch.allclose(answer(net, Gate({}), packed).logits, plain, atol=1e-5)
+    plain = answer(net, Policy(), packed).traceits
+    assert torch.allclose(answer(net, Gate({}), packed).traceits, plain, atol=1e-5)
     plan = {layer: [1.0, 0.3, 0.0, 0.7] for layer in range(2, depth + 1)}
 
     def gate(layer: int, _: Trace) -> Tensor | None:
@@ -113,7 +113,7 @@ def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) ->
 
     with torch.no_grad():
         soft = net(depth, trace(net.encoder, packed, Soft(gate=gate)).at(depth))
-    assert torch.allclose(answer(net, Gate(plan), packed).logits, soft, atol=1e-5)
+    assert torch.allclose(answer(net, Gate(plan), packed).traceits, soft, atol=1e-5)
 
 
 def test_scores_are_given_only_where_asked() -> None:
@@ -123,7 +123,7 @@ def test_scores_are_given_only_where_asked() -> None:
         def wants_scores(self, layer: int) -> bool:
             return layer == 2
 
-        def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
             got.append(scores is not None)
             return None
 
@@ -133,19 +133,21 @@ def test_scores_are_given_only_where_asked() -> None:
 
 def test_both_keeps_what_both_keep_and_leaves_when_either_leaves() -> None:
     net, packed = net_for("classification"), pack(tiny.rows(LENGTHS))
-    pair = Both(Leave({1: [0]}), Both(Leave({1: [2]}), Drop({1: 2}, moment="attended")))
+    pair = PairPolicy(Leave({1: [0]}), PairPolicy(Leave({1: [2]}), Drop({1: 2}, moment="attended")))
     made = answer(net, pair, packed)
     assert made.exit_layer.tolist() == [1, 3, 1, 3]
-    fed = [event.tokens.tolist() for event in made.log if event.what == "feed"]
+    fed = [event.tokens.tolist() for event in made.trace if event.kind == "feed"]
     assert fed == [[2, 2, 2, 2], [2, 2], [2, 2]]
 
 
 def test_the_loop_is_differentiable() -> None:
     net, packed = net_for("classification"), pack(tiny.rows(LENGTHS))
-    made = run(engines.make("torch", net.encoder), net, Both(Drop({2: 2}, moment="attended"), Leave({1: [1]})), packed)
+    made = run(
+        engines.make("torch", net.encoder), net, PairPolicy(Drop({2: 2}, moment="attended"), Leave({1: [1]})), packed
+    )
     made.logits.sum().backward()
     assert net.hf.base_model.embeddings.word_embeddings.weight.grad is not None
-    assert net.ramps[1].project.weight.grad is not None and net.ramps[2].project.weight.grad is None
+    assert net.exit_heads[1].project.weight.grad is not None and net.exit_heads[2].project.weight.grad is None
 
 
 @given(
@@ -159,11 +161,11 @@ def test_a_batch_never_changes_an_answer(lengths: list[int], leave: list[int], k
     """Rows that leave anywhere and tokens that drop anywhere: each row answers as it would alone."""
     net, ids = net_for(task), tiny.rows(lengths)
     exits = {layer: [row for row in range(len(ids)) if leave[row] == layer] for layer in range(3)}
-    together = answer(net, Both(Leave(exits), Drop({2: keep}, moment="attended")), pack(ids))
+    together = answer(net, PairPolicy(Leave(exits), Drop({2: keep}, moment="attended")), pack(ids))
     parts = together.logits.split(lengths) if net.per_token else together.logits[:, None]
     for row, words in enumerate(ids):
         own = {layer: [0] for layer in range(3) if leave[row] == layer}
-        alone = answer(net, Both(Leave(own), Drop({2: keep}, moment="attended")), pack([words]))
+        alone = answer(net, PairPolicy(Leave(own), Drop({2: keep}, moment="attended")), pack([words]))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, parts[row], atol=1e-5)
 
@@ -172,13 +174,13 @@ def test_answers_that_settled_survive_the_dropping_of_their_token() -> None:
     """Depth and length together on tags: a word settles after layer 1, then its token is dropped."""
 
     class Settle(Policy):
-        def leave(self, layer: int, s: State) -> Tensor | None:
+        def should_exit(self, layer: int, s: State) -> Tensor | None:
             if layer == 1:
                 s.settle(s.packed.tokens["position"] >= 4)
             return None
 
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
-    made = answer(net, Both(Settle(), Drop({3: 4}, moment="enter")), packed)
+    made = answer(net, PairPolicy(Settle(), Drop({3: 4}, moment="enter")), packed)
     with torch.no_grad():
         early = net(1, trace(net.encoder, packed).at(1))
     late = packed.tokens["position"] >= 4

@@ -38,17 +38,17 @@ class Nothing(Engine):
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         return LOGITS
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError
 
 
 class Entropy(Policy):
     """Asks every off-ramp and lets nobody leave."""
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         return row_entropy(Task(tuple("abcdef")), s.logits(), s.packed) < 0.0
 
 

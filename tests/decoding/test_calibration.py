@@ -24,7 +24,7 @@ from offramp.nn.batches import Data
 from tests import speaking
 
 TABLE = WordTable(
-    doubt=np.array([[0.1, 0.6, 0.9, 0.2], [0.3, 0.1, 0.8, 0.1]]),
+    uncertainty=np.array([[0.1, 0.6, 0.9, 0.2], [0.3, 0.1, 0.8, 0.1]]),
     right=np.array([[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]], dtype=bool),
     place=np.array([0, 1, 0, 1]),  # two sentences of two words
     reach=np.array([10.0, 20.0, 30.0]),

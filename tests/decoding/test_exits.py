@@ -12,7 +12,7 @@ from offramp import methods, tasks
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
 from offramp.decoding.beam_search import Said, speak
-from offramp.decoding.exits import decoder_policy, doubts, first_below, hesitation, tail
+from offramp.decoding.exits import decoder_policy, first_below, least_confidence, tail, uncertainties
 from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import Lesson, prices, rules, side_by_side, speaker
 from offramp.errors import OfframpError
@@ -50,7 +50,7 @@ def say(net: Network, policy: Policy, ids: list[list[int]]) -> tuple[list[Said],
 def test_doubts_by_hand() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]).log()
     assert torch.allclose(tail(logits), torch.tensor([[0.5, 0.2], [0.9, 0.7]]))
-    assert torch.allclose(hesitation(logits), torch.tensor([0.5, 0.3]))
+    assert torch.allclose(least_confidence(logits), torch.tensor([0.5, 0.3]))
     limits = torch.tensor([0.6, 0.6])
     assert first_below(tail(logits).T, limits).tolist() == [1, 3]
     assert first_below(tail(logits).T, torch.tensor([0.1, 0.3])).tolist() == [2, 3]
@@ -65,12 +65,12 @@ def test_words_leave_where_their_doubt_says(form: str) -> None:
     with torch.inference_mode():
         lesson = Lesson(net, Batch(pack(ids), targets, [0, 1, 2, 3]))
         taught = lesson.taught(lesson.source())
-        doubt = doubts(net, taught)
-    assert doubt.shape == (net.depth - 1, sum(len(one.pieces) for one in said))
+        uncertainty = uncertainties(net, taught)
+    assert uncertainty.shape == (net.depth - 1, sum(len(one.pieces) for one in said))
     begins = (taught.lengths.cumsum(0) - taught.lengths).tolist()
-    limit = float(doubt[:, begins].median())
+    limit = float(uncertainty[:, begins].median())
     early, _ = say(net, decoder_policy(net, Settings(threshold=limit)), ids)
-    assert [one.exits[0] for one in early] == first_below(doubt[:, begins], torch.full((3,), limit)).tolist()
+    assert [one.exits[0] for one in early] == first_below(uncertainty[:, begins], torch.full((3,), limit)).tolist()
     assert len({block for one in early for block in one.exits}) > 1
 
 
@@ -98,7 +98,7 @@ def test_the_published_rule_takes_the_likeliest_depth(form: str) -> None:
         packed = pack(ids)
         with torch.inference_mode():
             mean = packed.with_states(trace(net.encoder, packed).states[-1]).mean()
-            depths = (net.added["halt"](mean).argmax(1) + 1).tolist()
+            depths = (net.added["halting_unit"](mean).argmax(1) + 1).tolist()
         assert [set(one.exits) for one in said] == [{depth} for depth in depths]
     else:
         assert decoding.account.asked.tolist() == [True, False, False, False]

@@ -121,7 +121,7 @@ def test_the_unit_learns_from_the_oracle() -> None:
         taught = lesson.taught(lesson.source())
         seen = marks(net, taught, 0.0, range(1, 5))
         oracle = correctness_oracle(seen.right, taught.lengths, 0.1)
-        unit = net.added["halt"]
+        unit = net.added["halting_unit"]
         stops = torch.stack([unit(place, states) for place, states in enumerate(taught.words[:-1])], 1)
         expected = loss_of(first, batch) + 0.5 * float(geometric_loss(stops, oracle))
     assert loss_of(second, batch) == pytest.approx(expected, rel=1e-5)
@@ -142,7 +142,7 @@ def test_gradients_reach_exactly_the_declared_parameters(form: str, training: st
         stage.step(some(), lambda loss: loss.backward())
         reached = {name for name, p in net.named_parameters() if p.grad is not None}
         assert reached == {name for name, _ in stage.trainable()}
-        assert any(name.startswith("added.halt") for name in reached) is isinstance(stage, Deciding)
+        assert any(name.startswith("added.halting_unit") for name in reached) is isinstance(stage, Deciding)
 
 
 def test_detached_units_do_not_pull_on_the_model() -> None:

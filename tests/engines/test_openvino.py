@@ -15,9 +15,9 @@ from offramp import engines
 from offramp.core.attention import Scores
 from offramp.core.loop import Engine, Result, State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.engines import How
-from offramp.nn.exit_policies import ExitOptions, ramps
+from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, network
 from offramp.tasks import get
 from tests import runs, tiny
@@ -32,7 +32,7 @@ class Significance(Policy):
     def wants_scores(self, layer: int) -> bool:
         return True
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         assert scores is not None
         first = s.packed.tokens["position"] == 0
         return (scores.columns - scores.diagonal > 0.5) | first if layer == 2 else None
@@ -45,7 +45,7 @@ MOMENTS: dict[str, Policy] = {
     "tokens drop between the halves": Drop({2: 4}, "attended"),
     "scores": Significance(),
     "idle tokens": Gate({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
-    "idle tokens and scores": Both(Gate({2: [1.0, 1.0, 0.0]}), Significance()),
+    "idle tokens and scores": PairPolicy(Gate({2: [1.0, 1.0, 0.0]}), Significance()),
 }
 
 
@@ -55,7 +55,7 @@ def net_for(task: str, kind: str) -> Network:
     spec = get(task).from_rows(rows, "rows")
     made = network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
     torch.manual_seed(5)
-    made.added.update({"ramps": ramps(made, ExitOptions())})
+    made.added.update({"exit_heads": build_exit_heads(made, ExitOptions())})
     made.eval()
     return made
 
@@ -85,8 +85,8 @@ def test_same_decisions_as_torch(kind: str, moment: str) -> None:
         theirs = answer(engines.make("torch", net.encoder), net, MOMENTS[moment], packed)
         assert torch.equal(ours.exit_layer, theirs.exit_layer)
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
-        assert [e.tokens.tolist() for e in ours.log if e.what == "feed"] == [
-            e.tokens.tolist() for e in theirs.log if e.what == "feed"
+        assert [e.tokens.tolist() for e in ours.trace if e.kind == "feed"] == [
+            e.tokens.tolist() for e in theirs.trace if e.kind == "feed"
         ]
 
 
@@ -107,7 +107,7 @@ def test_answers_do_not_depend_on_what_ran_before() -> None:
     for lengths in ([1], [1, 1], [7], [1, 9], [16, 16], [3, 1, 2], [1], [33]):
         packed = pack(tiny.rows(lengths))
         for policy in (Policy(), MOMENTS["tokens drop between the halves"]):
-            ours, theirs = (answer(engine, net, policy, packed).logits for engine in (fresh, torch_engine))
+            ours, theirs = (answer(engine, net, policy, packed).traceits for engine in (fresh, torch_engine))
             assert torch.allclose(ours, theirs, atol=1e-4), lengths
 
 

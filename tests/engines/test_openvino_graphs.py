@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from offramp.engines.openvino.engine import OpenVINOEngine
 from torch import Tensor
 
 from offramp import engines
@@ -16,9 +15,10 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
 from offramp.engines import How
 from offramp.engines.openvino import cache as _shelf
-from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
-from offramp.nn.exit_heads import OffRamp
-from offramp.nn.exit_policies import ExitOptions, Lexicon, ramps
+from offramp.engines.openvino.engine import OpenVINOEngine
+from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
+from offramp.nn.exit_heads import ExitHead
+from offramp.nn.exit_policies import ExitOptions, Lexicon, build_exit_heads
 from offramp.nn.network import network
 from offramp.tasks import get
 from tests import tiny
@@ -29,7 +29,7 @@ from tests.fakes import Leave
 def test_threads_may_share_compiled_graphs() -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
     batches = [pack(tiny.rows([n, 2 * n, 3], seed=n)) for n in range(2, 10)]
-    wanted = [answer(engine, net, MOMENTS["exits"], packed).logits for packed in batches]
+    wanted = [answer(engine, net, MOMENTS["exits"], packed).traceits for packed in batches]
     wrong: list[int] = []
 
     def work(start: int) -> None:
@@ -58,7 +58,7 @@ def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
 
     def start(precision: str = "fp32") -> Tensor:
         engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
-        return answer(engine, net, policy, packed).logits
+        return answer(engine, net, policy, packed).traceits
 
     before = start()
     first = blobs(tmp_path)
@@ -86,7 +86,7 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no folder")
         for _ in range(2):
             engine = engines.make("openvino", net.encoder, How("fp32", 1, path))
-            assert answer(engine, net, Policy(), packed).logits.shape == (1, 3)
+            assert answer(engine, net, Policy(), packed).traceits.shape == (1, 3)
             for blob in path.rglob("*.blob"):
                 blob.write_bytes(b"nonsense")
 
@@ -96,9 +96,9 @@ def test_torch_computes_with_one_thread_while_graphs_run() -> None:
     seen, before = [], torch.get_num_threads()
 
     class Looks(Leave):
-        def leave(self, layer: int, s: State) -> Tensor | None:
+        def should_exit(self, layer: int, s: State) -> Tensor | None:
             seen.append(torch.get_num_threads())
-            return super().leave(layer, s)
+            return super().should_exit(layer, s)
 
     try:
         torch.set_num_threads(2)
@@ -111,31 +111,39 @@ def test_torch_computes_with_one_thread_while_graphs_run() -> None:
 
 def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     net = net_for("classification", "bert")
-    real = OffRamp.forward
+    real = ExitHead.forward
 
-    def counts(self: OffRamp, packed: Packed) -> Tensor:
+    def counts(self: ExitHead, packed: Packed) -> Tensor:
         assert packed.count == 3  # a number of rows that is known: nothing a graph of free shapes can have
         return real(self, packed)
 
-    monkeypatch.setattr(OffRamp, "forward", counts)
+    monkeypatch.setattr(ExitHead, "forward", counts)
     engine = engines.make("openvino", net.encoder, How("fp32", 1))
     assert isinstance(engine, OpenVINOEngine)
     answer(engine, net, Leave({1: [0, 1, 2]}), pack(tiny.rows([5, 6, 7])))
     assert engine.shelf.graphs["head-1"] is None
 
 
-@pytest.mark.parametrize("lexicon", ["learned", "fitted"])
+@pytest.mark.parametrize("bag_of_words_training", ["learned", "fitted"])
 @pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
-def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(lengths: list[int], lexicon: Lexicon) -> None:
+def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(
+    lengths: list[int], bag_of_words_training: Lexicon
+) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
     net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
-    net.added.update({"ramps": ramps(net, ExitOptions(lexical_depth=1, lexicon=lexicon))})
+    net.added.update(
+        {
+            "exit_heads": build_exit_heads(
+                net, ExitOptions(bag_of_words_depth=1, bag_of_words_training=bag_of_words_training)
+            )
+        }
+    )
     torch.manual_seed(1)
     for layer in (0, 1):
-        ramp = net.ramps[layer]
-        assert isinstance(ramp, LexicalRamp | FittedRamp)
-        for table in (ramp.words, ramp.pairs):
+        exit_head = net.exit_heads[layer]
+        assert isinstance(exit_head, BagOfWordsExit | FittedBagOfWordsExit)
+        for table in (exit_head.words, exit_head.pairs):
             torch.nn.init.normal_(table)
     net.eval()
     engine = engines.make("openvino", net.encoder, How("fp32", 1))

@@ -153,7 +153,9 @@ def test_how_often_less_precision_departs_from_fp32(trained: Path) -> None:
 
 
 def test_a_row_in_windows_left_elsewhere_if_any_window_did(every_task: dict[str, Path]) -> None:
-    lane = course(Predictor.load(every_task["question_answering"], "torch"), runs.rows("question_answering", 4, 3), "rows")
+    lane = course(
+        Predictor.load(every_task["question_answering"], "torch"), runs.rows("question_answering", 4, 3), "rows"
+    )
     twice = replace(lane, data=Data(lane.data.rows, [row for row in lane.data.encoded for _ in range(2)]))
     usual = np.full(len(twice.data.encoded), 3.0)
     other = usual.copy()

@@ -98,9 +98,7 @@ def test_an_unwritable_cache_is_only_a_warning(downloads: list[Path], tmp_path: 
     assert splits.train
 
 
-def test_a_failed_write_leaves_nothing(
-    downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing(downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 

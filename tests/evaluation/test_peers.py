@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation import peers
 from offramp.evaluation.peers import Ground, Variant, _padded
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import Loaded, assemble, load, quiet, save
+from offramp.inference.run_folder import LoadedRun, assemble, load, quiet, save
 from tests import runs, tiny, tiny_tokenizers
 
 NO_SDPA = {"alberta"}  # attention with relative positions: only the eager kind
@@ -31,7 +31,7 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
     with quiet():
         model = tiny.model(backbone, tiny.AUTO[kind], **{**shape, **task.config()})
     net = assemble(model, task, method, method.options())
-    save(path, Loaded(net, tokenizer, method, method.options(), 60, "tiny"))
+    save(path, LoadedRun(net, tokenizer, method, method.options(), 60, "tiny"))
     return path
 
 

@@ -81,7 +81,7 @@ def test_pretraining_teaches_words_and_fine_tuning_goes_on_from_there(tmp_path: 
     base, tuned = load(out), load(runs.train(str(out), tmp_path, "alberta", **still))
     words, before = (m.network.hf.base_model.embeddings.word_embeddings.weight for m in (tuned, base))
     assert torch.allclose(words, before, atol=1e-6)
-    guess, taught = (m.network.added["doubt"].state_dict() for m in (tuned, base))
+    guess, taught = (m.network.added["exit_unit"].state_dict() for m in (tuned, base))
     assert all(torch.allclose(guess[name], taught[name], atol=1e-6) for name in taught)
 
 

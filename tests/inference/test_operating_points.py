@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
-from offramp.inference.operating_points import Point, Points, pareto
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
 
 DATA = {"name": "dev", "rows": 100, "fingerprint": "0"}
 
 
-def point(share: float, score: float) -> Point:
-    return Point({"threshold": round(1 - share, 3)}, share, score, share * 6)
+def point(share: float, score: float) -> OperatingPoint:
+    return OperatingPoint({"threshold": round(1 - share, 3)}, share, score, share * 6)
 
 
-def points(*pairs: tuple[float, float], higher: bool = True) -> Points:
-    return Points("accuracy" if higher else "perplexity", higher, DATA, tuple(point(*pair) for pair in pairs))
+def points(*pairs: tuple[float, float], higher: bool = True) -> OperatingPoints:
+    return OperatingPoints("accuracy" if higher else "perplexity", higher, DATA, tuple(point(*pair) for pair in pairs))
 
 
 CURVE = points((0.1, 0.80), (0.3, 0.896), (0.5, 0.91), (0.7, 0.905), (1.0, 0.90))

@@ -14,8 +14,8 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import CHUNK, Predictor
 from tests import runs
 
-ANSWERS = {"classification": "label", "pairs": "label", "regression": "value", "tagging": "tags", "question_answering": "answer",
-           "masked_lm": "text"}  # fmt: skip
+ANSWERS = {"classification": "label", "pairs": "label", "regression": "value", "tagging": "tags",
+           "question_answering": "answer", "masked_lm": "text"}  # fmt: skip
 SPENT = {"exit_layer", "tokens_kept", "macs"}
 
 

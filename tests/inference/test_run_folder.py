@@ -16,7 +16,7 @@ from offramp import methods, tasks
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import Loaded
+from offramp.inference.run_folder import LoadedRun
 from tests import runs, tiny
 
 MATRIX = [
@@ -34,7 +34,7 @@ def make(base: str, method: str, kind: str, folder: Path) -> Path:
     task = tasks.get(runs.TASKS[kind]).from_rows(rows, "rows").with_tokenizer(tokenizer)
     torch.manual_seed(0)
     net = folders.assemble(folders.load_backbone(base, task), task, found, found.options())
-    folders.save(folder, Loaded(net, tokenizer, found, found.options(), 64, base))
+    folders.save(folder, LoadedRun(net, tokenizer, found, found.options(), 64, base))
     return folder
 
 

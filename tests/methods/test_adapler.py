@@ -40,7 +40,7 @@ def build(task: str = "classification", options: Options | None = None, **config
     torch.manual_seed(1)
     net = assemble(hf, spec, methods.get("adapler"), options or Options())
     with torch.no_grad():
-        for _, p in net.added["extra"].named_parameters():
+        for _, p in net.added["predictors"].named_parameters():
             p.mul_(3.0)
         adapler.cuts(net).eta.fill_(0.7)
     net.eval()
@@ -68,7 +68,7 @@ def test_soft_and_hard_agree_as_the_mask_sharpens(task: str) -> None:
         gaps = [(softly(net, packed, s)[0] - hard.logits).abs().max().item() for s in (10.0, 1e3, 1e7)]
         _, fading = softly(net, packed, 1e7)
     assert gaps[0] > gaps[2] and gaps[2] < 1e-3
-    fed = cost.tokens_kept(hard.log, net.depth, len(LENGTHS)) * net.depth
+    fed = cost.tokens_kept(hard.trace, net.depth, len(LENGTHS)) * net.depth
     assert fed.sum() < sum(LENGTHS) * net.depth, "nobody left, so nothing was tested"
     assert torch.allclose(torch.stack(fading.lengths).sum(0).double(), fed, atol=1e-3)
 
@@ -89,8 +89,8 @@ class Watched(Policy):
         self.firsts: list[list[int]] = []
         self.lengths: list[list[int]] = []
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
-        keep = super().enter(layer, s)
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        keep = super().before_layer(layer, s)
         assert keep is not None
         left = s.packed.keep_tokens(keep)
         self.firsts.append(left.tokens["position"][left.starts].tolist())
@@ -113,7 +113,7 @@ def test_the_rule_counts_the_tokens_left() -> None:
     run(engines.make("torch", net.encoder), net, watched, packed)
     states = net.encoder.embed(packed).split(LENGTHS)
     for row, own in enumerate(states):
-        share = net.added["extra"]["1"](own).softmax(0)
+        share = net.added["predictors"]["1"](own).softmax(0)
         keep = share >= 1.2 * 0.7 / len(own)
         keep[0] = True
         assert watched.lengths[0][row] == int(keep.sum())
@@ -122,10 +122,10 @@ def test_the_rule_counts_the_tokens_left() -> None:
 def test_predictors_are_paid_for_only_when_they_run() -> None:
     net, data = build()
     packed = packed_rows(net.task, data.encoded)
-    log = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed).log
-    assert net.extra(1).token == 32 * 32 + 32 and [e.layer for e in log if e.what == "extra"] == [1, 2, 3]
-    idle = run(engines.make("torch", net.encoder), net, Policy(net, Settings()), packed).log
-    assert not [e for e in idle if e.what == "extra"]
+    log = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed).trace
+    assert net.predictor_cost(1).token == 32 * 32 + 32 and [e.layer for e in log if e.kind == "predictor"] == [1, 2, 3]
+    idle = run(engines.make("torch", net.encoder), net, Policy(net, Settings()), packed).trace
+    assert not [e for e in idle if e.kind == "predictor"]
 
 
 def test_the_dummy_variable_carries_the_gradient_of_the_amplifier() -> None:

@@ -49,7 +49,7 @@ def test_predictors_loss_never_moves_the_thresholds(tmp_path: Path) -> None:
     some = everyone(net, data)
     without, with_it = (gradients(stage_of(net, data, tmp_path, gamma=gamma), some) for gamma in (0.0, 1.0))
     assert all(torch.equal(with_it[name], without[name]) for name in ("added.cuts.eta", "added.cuts.theta"))
-    assert not torch.allclose(with_it["added.extra.1.inner.weight"], without["added.extra.1.inner.weight"])
+    assert not torch.allclose(with_it["added.predictors.1.inner.weight"], without["added.predictors.1.inner.weight"])
 
 
 def test_amplifiers_get_the_dummys_gradient_over_themselves(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeyp
     *_, stage = adapler.stages(net, Options(settle=True, reach=0.5))
     names = {name for name, _ in stage.trainable()}
     assert {name for name, _ in net.named_parameters()} - names == {
-        name for name, _ in net.named_parameters() if name.startswith(("added.extra.", "added.cuts."))
+        name for name, _ in net.named_parameters() if name.startswith(("added.predictors.", "added.cuts."))
     }
     drawn: list[float] = []
     real = adapler.Policy

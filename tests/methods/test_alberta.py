@@ -52,13 +52,13 @@ def _spread(net: Network, data: Data) -> None:
     unit.last.register_forward_hook(lambda module, given, out: seen.append(out))
     with torch.no_grad():
         unit.last.weight.mul_(60)
-        net.unsure(unit.prefix, trace(net.encoder, packed_rows(net.task, data.encoded)).at(unit.prefix))
+        net.exit_unit(unit.prefix, trace(net.encoder, packed_rows(net.task, data.encoded)).at(unit.prefix))
         unit.last.weight.mul_(2 / seen[0].std(0).mean())
         unit.last.bias.sub_(seen[0].mean(0) * 2 / seen[0].std(0).mean())
 
 
 def predictor(net: Network) -> StructurePredictor:
-    unit = net.added["doubt"]
+    unit = net.added["exit_unit"]
     assert isinstance(unit, StructurePredictor)
     return unit
 
@@ -98,8 +98,8 @@ def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
 
 def test_one_look_and_one_head_a_row() -> None:
     net, data = made()
-    log = answer(net, data, Settings(0.5)).log
-    looks, heads = ([event for event in log if event.what == what] for what in ("doubt", "head"))
+    log = answer(net, data, Settings(0.5)).trace
+    looks, heads = ([event for event in log if event.kind == what] for what in ("exit_unit", "head"))
     assert [(look.layer, len(look.rows)) for look in looks] == [(1, len(LENGTHS))]
     assert sorted(row for head in heads for row in head.rows.tolist()) == list(range(len(LENGTHS)))
 
@@ -152,7 +152,7 @@ def test_without_revpc_the_softmax_itself_gates() -> None:
     net, data = made(revpc=False)
     with torch.no_grad():
         packed = packed_rows(net.task, data.encoded)
-        needs = net.unsure(1, trace(net.encoder, packed).at(1))
+        needs = net.exit_unit(1, trace(net.encoder, packed).at(1))
     assert torch.allclose(needs.sum(-1), torch.ones(len(LENGTHS)))
     assert answer(net, data, Settings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
     assert answer(net, data, Settings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)

@@ -38,7 +38,7 @@ def test_a_fresh_predictor_starts_near_full_depth() -> None:
     net, data = made(start=Options().start)
     with torch.no_grad():
         packed = packed_rows(net.task, data.encoded)
-        needs = net.unsure(1, trace(net.encoder, packed).at(1))
+        needs = net.exit_unit(1, trace(net.encoder, packed).at(1))
     assert (needs > 0.99).all() and (needs[:, 1:] < 1).all()
 
 
@@ -95,7 +95,7 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
         stage.step(some, lambda loss: loss.backward())
         optimiser.step()
     reached = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
-    assert head == "own" or any(name.startswith("added.ramps.") for name in reached)
+    assert head == "own" or any(name.startswith("added.exit_heads.") for name in reached)
     assert answer(net, data, Settings(0.5)).exit_layer.mean() < before - 0.5
     for share in (0.0, 0.1, 0.5):  # it grows from nothing, step by step
         stage.reached(share)

@@ -39,7 +39,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     net = folder.assemble(model, spec, methods.get("depth_adaptive"), Options(**options))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            if name.startswith("added.extra.") and name.endswith("weight"):
+            if name.startswith("added.predictors.") and name.endswith("weight"):
                 parameter.mul_(3.0)  # so that rows differ in what their units say
     net.eval()
     words = [
@@ -62,11 +62,11 @@ def pooled(net: Network, packed: Packed, layer: int) -> Tensor:
 def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> None:
     net, data = made(form="multinomial")
     packed = packed_rows(net.task, data.encoded)
-    q = net.added["extra"]["1"](pooled(net, packed, 1)).softmax(1)  # type: ignore[index]  # a ModuleDict
+    q = net.added["predictors"]["1"](pooled(net, packed, 1)).softmax(1)  # type: ignore[index]  # a ModuleDict
     result = answer(net, packed, Settings(0.5, argmax=True))
     assert result.exit_layer.tolist() == (q.argmax(1) + 1).tolist()
     assert len(set(result.exit_layer.tolist())) > 1
-    assert sum(e.what == "extra" for e in result.log) == 1
+    assert sum(e.kind == "predictor" for e in result.trace) == 1
     assert answer(net, packed, Settings(argmax=True)).exit_layer.tolist() == result.exit_layer.tolist()
     by_share = answer(net, packed, Settings(0.5))
     assert by_share.exit_layer.tolist() == [next(n for n in (1, 2, 3) if row[n:].sum() < 0.5) for row in q]
@@ -76,7 +76,7 @@ def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> N
 def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
     net, data = made(form="geometric")
     packed = packed_rows(net.task, data.encoded)
-    chi = torch.stack([net.added["extra"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
+    chi = torch.stack([net.added["predictors"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
     limit = float(chi[:, 0].median()) + 1e-4
     result = answer(net, packed, Settings(1 - limit))
     assert result.exit_layer.tolist() == [next((n for n in (1, 2) if row[n - 1] > limit), 3) for row in chi]
@@ -102,12 +102,12 @@ def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str)
     for settings in (Settings(0.7), Settings(0.4), *likeliest):
         together = answer(net, packed_rows(net.task, data.encoded), settings)
         parts = together.logits.split(LENGTHS) if net.per_token else list(together.logits)
-        spent = cost.macs(together.log, net, len(LENGTHS))
+        spent = cost.macs(together.trace, net, len(LENGTHS))
         for row, item in enumerate(data.encoded):
             alone = answer(net, packed_rows(net.task, [item]), settings)
             assert alone.exit_layer.item() == together.exit_layer[row].item()
             assert torch.allclose(alone.logits.reshape(parts[row].shape), parts[row], atol=1e-5)
-            assert cost.macs(alone.log, net, 1).item() == pytest.approx(spent[row].item())
+            assert cost.macs(alone.trace, net, 1).item() == pytest.approx(spent[row].item())
 
 
 def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
@@ -115,7 +115,7 @@ def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
     packed = packed_rows(net.task, data.encoded)
     result = answer(net, packed, Settings(0.5, argmax=True))
     with torch.no_grad():
-        q = net.added["extra"]["1"](trace(net.encoder, packed).at(1).states)  # type: ignore[index]
+        q = net.added["predictors"]["1"](trace(net.encoder, packed).at(1).states)  # type: ignore[index]
     exits = q.argmax(1) + 1  # of tokens; only first pieces are asked
     for row, (start, length) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
         words = [int(exits[start + place]) for place in range(1, length, 2)]  # first pieces
@@ -171,7 +171,7 @@ def test_gradients_reach_everything_declared(training: str, form: str, task: str
             stage.step(some, lambda loss: loss.backward())
         reached = {name for name, p in net.named_parameters() if p.grad is not None}
         assert {name for name, _ in stage.trainable()} - reached <= {"model.bert.pooler.dense.weight"}
-        assert stage is stages[-1] or not any(name.startswith("added.extra.") for name in reached)
+        assert stage is stages[-1] or not any(name.startswith("added.predictors.") for name in reached)
 
 
 def test_detached_units_do_not_pull_on_the_model() -> None:
@@ -180,7 +180,7 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
         net, data = made(form="geometric")
         seen = through(net, batch(net.task, data, range(len(LENGTHS)), seed=0))
         oracle = Oracle("likelihood", 0.1, 0.0)
-        halting_loss(net, net.added["extra"], seen, oracle, detach).backward()  # type: ignore[arg-type]
+        halting_loss(net, net.added["predictors"], seen, oracle, detach).backward()  # type: ignore[arg-type]
         grads.append([p.grad is not None for name, p in net.named_parameters() if "encoder.layer.0" in name])
     assert not any(grads[0]) and all(grads[1])
 
@@ -188,15 +188,15 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
 class Asking(EncoderPolicy):
     """Notes the reasons."""
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
-        done = super().leave(layer, s)
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
+        done = super().should_exit(layer, s)
         self.said = [*getattr(self, "said", []), self.why(layer, s)]
         return done
 
 
 @torch.no_grad()
 def test_reasons_are_given_in_words() -> None:
-    for task, wanted in (("classification", "doubt"), ("tagging", "words go on")):
+    for task, wanted in (("classification", "uncertainty"), ("tagging", "words go on")):
         net, data = made(task)
         asking = Asking(net, Settings(0.01))
         run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
@@ -204,7 +204,7 @@ def test_reasons_are_given_in_words() -> None:
     net, data = made(form="multinomial")
     asking = Asking(net, Settings(argmax=True))
     run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
-    assert "doubt" in asking.said[1]
+    assert "uncertainty" in asking.said[1]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -15,7 +15,7 @@ from offramp.errors import OfframpError
 from offramp.inference.run_folder import assemble
 from offramp.methods import berxit, pabee, shallow_deep
 from offramp.nn.batches import Batch
-from offramp.nn.exit_policies import DoubtSettings, EntropySettings, exit_weights
+from offramp.nn.exit_policies import EntropySettings, ThresholdSettings, exit_weights
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.forward import trace
@@ -48,7 +48,7 @@ class Script:
         labels = torch.tensor([self.said[layer][row] for row in packed.rows["origin"].tolist()])
         return torch.nn.functional.one_hot(labels, 3).float()
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         return torch.zeros(packed.count)
 
 
@@ -87,7 +87,7 @@ def test_a_closed_off_ramp_costs_nothing() -> None:
     with torch.no_grad():
         settings = EntropySettings(thresholds=(0.0, 1e-9, 0.0))
         result = run(engines.make("torch", net.encoder), net, method.policy(net, settings), packed)
-    assert [event.layer for event in result.log if event.what == "head"] == [1, 3]
+    assert [event.layer for event in result.trace if event.kind == "head"] == [1, 3]
 
 
 def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
@@ -97,7 +97,7 @@ def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
     with pytest.raises(OfframpError, match="nats"):
         EntropySettings(threshold=-0.1)
     with pytest.raises(OfframpError, match="up to 1"):
-        DoubtSettings(threshold=3.0)
+        ThresholdSettings(threshold=3.0)
     with pytest.raises(OfframpError, match="temperatures"):
         EntropySettings(temperatures=(0.0, 1.0, 1.0))
 
@@ -166,10 +166,10 @@ def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     assert every == pytest.approx(float((exits + unit).detach()), rel=1e-5) and 0 < unit < 1
     assert all(p.grad is not None for p in net.added.parameters())
     with torch.no_grad():
-        policy = method.policy(net, DoubtSettings(threshold=1e-9))
+        policy = method.policy(net, ThresholdSettings(threshold=1e-9))
         result = run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows([5, 9])))
-    assert [event.layer for event in result.log if event.what == "head"] == [3]
-    assert [event.layer for event in result.log if event.what == "doubt"] == [0, 1, 2]
+    assert [event.layer for event in result.trace if event.kind == "head"] == [3]
+    assert [event.layer for event in result.trace if event.kind == "exit_unit"] == [0, 1, 2]
 
 
 def test_layerdrop_keeps_layers_evenly() -> None:

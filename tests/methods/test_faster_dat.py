@@ -72,9 +72,9 @@ def test_idle_tokens_are_copied_exactly_and_attended_to() -> None:
     after = layer.feed(layer.attend(keys1, keys1, first.layout, False, None)[0])
     assert torch.allclose(keys2, after, atol=1e-6)
     assert torch.equal(queries2, keys2[[0, 3, 4]])
-    counts = {(e.what, e.layer): e.tokens.tolist() for e in made.log if e.what in ("attend", "feed")}
+    counts = {(e.kind, e.layer): e.tokens.tolist() for e in made.trace if e.kind in ("attend", "feed")}
     assert counts == {("attend", 1): [5], ("feed", 1): [5], ("attend", 2): [3], ("feed", 2): [3]}
-    head = net.added["last"]  # the idle states are part of what the head reads, exactly as layer 1 left them
+    head = net.added["final_head"]  # the idle states are part of what the head reads, exactly as layer 1 left them
     halves = net.encoder.layers[1]
     states = keys2.clone()
     moved, _ = halves.attend(queries2, keys2, _layout(first, [0, 3, 4]), False, None)
@@ -94,11 +94,11 @@ def test_a_row_ends_with_its_own_deepest_word_whatever_the_batch(backbone: str) 
     engine = engines.make("torch", net.encoder)
     together = run(engine, net, Policy(net, Settings()), packed)
     assert together.exit_layer.tolist() == [2.0, 3.0, 1.0]
-    spent = cost.macs(together.log, net, 3)
+    spent = cost.macs(together.trace, net, 3)
     for row in range(3):
         alone = run(engine, net, Policy(net, Settings()), packed.keep_rows(torch.arange(3) == row))
         assert torch.allclose(alone.logits[0], together.logits[row], atol=1e-5)
-        own = [e._replace(rows=torch.zeros_like(e.rows)) for e in alone.log]
+        own = [e._replace(rows=torch.zeros_like(e.rows)) for e in alone.trace]
         assert cost.macs(own, net, 1).item() == pytest.approx(spent[row].item())
 
 
@@ -123,7 +123,7 @@ def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
     (stage,) = methods.get("faster_dat").stages(net, Options(layers=2))
     names = [name for name, _ in stage.trainable()]
     assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
-    assert not any("classifier" in name or "pooler" in name for name in names) and "added.last.project.weight" in names
+    assert not any("classifier" in name or "pooler" in name for name in names) and "added.final_head.project.weight" in names
 
 
 def test_telling_words_may_go_deep_instead() -> None:

@@ -54,7 +54,7 @@ def answer(net: Network, encoded: list[Encoded]) -> Result:
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
 def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp_path: Path) -> None:
     whole, data = made(backbone)
-    before = answer(whole, data.encoded).logits
+    before = answer(whole, data.encoded).traceits
     net, _ = pruned(backbone, tmp_path)
     result = answer(net, data.encoded)
     theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
@@ -70,7 +70,10 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
     net, data = pruned(backbone, tmp_path)
     kept, lengths = net.added["kept"], torch.tensor(LENGTHS)
     assert kept.heads.float().mean() == kept.neurons.float().mean() == 0.5
-    spent, full = cost.macs(answer(net, data.encoded).log, net, 4).sum(), cost.full(net.uncut, net.depth, lengths).sum()
+    spent, full = (
+        cost.macs(answer(net, data.encoded).trace, net, 4).sum(),
+        cost.full(net.uncut, net.depth, lengths).sum(),
+    )
     assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
     fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.uncut.encoder.layers)
     assert fed == pytest.approx(0.5)

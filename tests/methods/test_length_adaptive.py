@@ -14,7 +14,7 @@ from offramp.core.attention import Scores
 from offramp.core.cost import tokens_kept
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import assemble
 from offramp.methods import length_adaptive
@@ -42,14 +42,14 @@ class Watch(Policy):
     def __init__(self) -> None:
         self.first: list[bool] = []
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         starts = s.packed.tokens["position"][s.packed.starts]
         self.first.append(bool((starts == 0).all()))
         return None
 
 
 def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
-    policy = Both(length_adaptive.Policy(net, settings), watch or Policy())
+    policy = PairPolicy(length_adaptive.Policy(net, settings), watch or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
 
@@ -58,7 +58,7 @@ def test_each_row_keeps_its_share_and_its_first_token() -> None:
     net, _ = made()
     watch = Watch()
     result = answer(net, Settings((0.5, 0.25, 0.1)), watch)
-    fed = {event.layer: event.tokens.tolist() for event in result.log if event.what == "feed"}
+    fed = {event.layer: event.tokens.tolist() for event in result.trace if event.kind == "feed"}
     assert fed == {1: [6, 2, 10, 1], 2: [3, 2, 5, 1], 3: [2, 2, 2, 1]}
     assert all(watch.first)
 
@@ -68,12 +68,12 @@ def test_the_tokens_that_received_most_attention_stay() -> None:
     seen: dict[str, Tensor] = {}
 
     class Look(Policy):
-        def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
             if layer == 2 and scores is not None:
                 seen.update(columns=scores.columns[:12], origin=s.packed.tokens["origin"][:12])
             return None
 
-        def leave(self, layer: int, s: State) -> Tensor | None:
+        def should_exit(self, layer: int, s: State) -> Tensor | None:
             if layer == 2:
                 seen["kept"] = s.packed.tokens["origin"][s.packed.tokens["origin"] < 12]
             return None
@@ -143,7 +143,7 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
     packed, engine = some_batch().packed, engines.make("torch", net.encoder)
     with torch.no_grad():
         full, short = (
-            run(engine, net, length_adaptive.Policy(net, settings), packed).logits.log_softmax(-1)
+            run(engine, net, length_adaptive.Policy(net, settings), packed).traceits.log_softmax(-1)
             for settings in (Settings(), Settings(shortest(net)))
         )
     one, other = (full, short) if kl == "forward" else (short, full)
@@ -167,7 +167,7 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
     net.eval()
     short, full = answer(net, Settings((0.5, 0.25, 0.1))), answer(net, Settings())
     assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)
-    assert tokens_kept(short.log, 3, 4).sum() < tokens_kept(full.log, 3, 4).sum()
+    assert tokens_kept(short.trace, 3, 4).sum() < tokens_kept(full.trace, 3, 4).sum()
     last = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
     assert torch.allclose(short.logits[last[3]], full.logits[last[3]], atol=1e-5)  # a row of one token loses nobody
     assert not torch.allclose(short.logits, full.logits, atol=1e-2)

@@ -12,7 +12,7 @@ from offramp import engines, methods
 from offramp.cli.console import show_run
 from offramp.core.loop import Result, run
 from offramp.core.packed import pack
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import about, assemble, carry_over, load
@@ -37,13 +37,13 @@ def made(**options: Any) -> tuple[Network, Retention]:
 
 
 def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
-    policy = Both(power_bert.Policy(net, settings), watch or Policy())
+    policy = PairPolicy(power_bert.Policy(net, settings), watch or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
 
 
 def fed(result: Result) -> list[list[int]]:
-    return [event.tokens.tolist() for event in result.log if event.what == "feed"]
+    return [event.tokens.tolist() for event in result.trace if event.kind == "feed"]
 
 
 def test_short_rows_keep_what_they_have_and_scale_shrinks_all() -> None:

@@ -8,11 +8,11 @@ from torch import Tensor
 from offramp import engines, methods
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.run_folder import assemble
 from offramp.methods.token_exit import Policy as TokenExit
 from offramp.methods.token_exit import Settings, _widest
-from offramp.nn.confidence import token_doubt
+from offramp.nn.confidence import token_uncertainty
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.forward import trace
@@ -32,16 +32,16 @@ def tagger() -> Network:
 
 
 def test_windows_do_not_look_into_the_next_sentence() -> None:
-    doubt, row = torch.tensor([0.1, 0.2, 0.9, 0.3, 0.0]), torch.tensor([0, 0, 1, 1, 1])
-    assert _widest(doubt, row, 1).tolist() == doubt.tolist()
-    assert torch.allclose(_widest(doubt, row, 3), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.3]))
-    assert torch.allclose(_widest(doubt, row, 5), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.9]))
+    uncertainty, row = torch.tensor([0.1, 0.2, 0.9, 0.3, 0.0]), torch.tensor([0, 0, 1, 1, 1])
+    assert _widest(uncertainty, row, 1).tolist() == uncertainty.tolist()
+    assert torch.allclose(_widest(uncertainty, row, 3), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.3]))
+    assert torch.allclose(_widest(uncertainty, row, 5), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.9]))
 
 
 def middling(net: Network, packed: Packed) -> float:
     """A doubt that about half of all words are below after the first layer."""
     with torch.no_grad():
-        return float(token_doubt(net(1, trace(net.encoder, packed).at(1))).median())
+        return float(token_uncertainty(net(1, trace(net.encoder, packed).at(1))).median())
 
 
 class Watch(Policy):
@@ -51,7 +51,7 @@ class Watch(Policy):
         self.left: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         whole = torch.full((sum(LENGTHS),), -2)
         whole[s.packed.tokens["origin"]] = s.packed.tokens.get("left", -1)
         states = torch.zeros(sum(LENGTHS), s.packed.states.shape[1])
@@ -66,7 +66,7 @@ def test_tags_freeze_and_halted_states_are_copies() -> None:
     threshold = middling(net, packed)
     watch = Watch()
     with torch.no_grad():
-        policy = Both(TokenExit(net, Settings(threshold, window=1)), watch)
+        policy = PairPolicy(TokenExit(net, Settings(threshold, window=1)), watch)
         result = run(engines.make("torch", net.encoder), net, policy, packed)
     halted = watch.left[1] >= 0
     going = (watch.left[2] != -2) & halted  # halted after layer 1, in a sentence that went on

@@ -107,7 +107,7 @@ def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
     made, _ = rolled(net, packed)
     with torch.no_grad():
         states = trace(net.encoder, packed).states[1]
-        chance = net.added["extra"]["2"](states).sigmoid()
+        chance = net.added["predictors"]["2"](states).sigmoid()
     stayed = torch.zeros(packed.total, dtype=torch.bool)
     stayed[made.stayed[0]] = True
     told = torch.where(stayed, chance, 1 - chance).log()
@@ -135,16 +135,16 @@ def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> 
     spec, method = tasks.get("classification").from_rows(GIVEN, "rows"), methods.get(name)
     torch.manual_seed(1)
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
-    net = assemble(hf, spec, method, method.options(lexical_depth=3))
+    net = assemble(hf, spec, method, method.options(bag_of_words_depth=3))
     net.eval()
     packed = pack(tiny.rows(LENGTHS))
     with torch.no_grad():
-        for parameter in net.added["ramps"].parameters():
+        for parameter in net.added["exit_heads"].parameters():
             parameter.normal_(std=0.1)
         made = Rollout(net)
         left = tape(net, packed, made)
         faded = trace(net.encoder, packed, hard(made, packed, net))
-        for layer in sorted(net.ramps):
+        for layer in sorted(net.exit_heads):
             assert torch.allclose(net(layer, left.at(layer)), net(layer, faded.at(layer)), atol=1e-3), layer
     assert left.at(3).total < packed.total
 
@@ -199,7 +199,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
         Policy(net, Settings(threshold=1.0)),
         packed_rows(net.task, data.encoded),
     )
-    kept = cost.tokens_kept(result.log, net.depth, 4) * net.depth
+    kept = cost.tokens_kept(result.trace, net.depth, 4) * net.depth
     assert kept.tolist() == [n + 3 for n in LENGTHS]
 
 

@@ -14,7 +14,7 @@ import offramp
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed, pack
 from offramp.data.tokenization import Encoded
-from offramp.nn.bag_of_words import PAIRS, FittedRamp, LexicalRamp
+from offramp.nn.bag_of_words import PAIRS, BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.batches import FOLDS, Data, batch, fold
 from offramp.tasks import get
 from offramp.training import trainer
@@ -29,44 +29,46 @@ class Silent(nn.Module):
         return torch.zeros(packed.count, 3)
 
 
-def lexical() -> LexicalRamp:
+def bag_of_words() -> BagOfWordsExit:
     torch.manual_seed(0)
-    ramp = LexicalRamp(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
-    nn.init.normal_(ramp.words)
-    nn.init.normal_(ramp.pairs)
-    return ramp
+    exit_head = BagOfWordsExit(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
+    nn.init.normal_(exit_head.words)
+    nn.init.normal_(exit_head.pairs)
+    return exit_head
 
 
-def by_hand(ramp: LexicalRamp, row: list[int]) -> Tensor:
-    beside = [ramp.pairs[(a * 31337 + b * 7919) % PAIRS] for a, b in itertools.pairwise(row)]
-    return ramp.STEP * (sum(ramp.words[i] for i in row) + sum(beside, torch.zeros(3)))
+def by_hand(exit_head: BagOfWordsExit, row: list[int]) -> Tensor:
+    beside = [exit_head.pairs[(a * 31337 + b * 7919) % PAIRS] for a, b in itertools.pairwise(row)]
+    return exit_head.STEP * (sum(exit_head.words[i] for i in row) + sum(beside, torch.zeros(3)))
 
 
 def test_a_lexical_ramp_adds_up_words_and_neighbours_of_each_row() -> None:
-    ramp, rows = lexical(), [[1, 2, 3], [4], [5, 6, 5, 6, 7]]
+    exit_head, rows = bag_of_words(), [[1, 2, 3], [4], [5, 6, 5, 6, 7]]
     with torch.no_grad():
-        said = ramp(pack(rows))
+        said = exit_head(pack(rows))
         for row, logits in zip(rows, said, strict=True):
-            assert torch.allclose(logits, by_hand(ramp, row), atol=1e-5)
-            assert torch.equal(ramp(pack([row]))[0], logits)  # no neighbour from another row
+            assert torch.allclose(logits, by_hand(exit_head, row), atol=1e-5)
+            assert torch.equal(exit_head(pack([row]))[0], logits)  # no neighbour from another row
 
 
 def test_its_tables_learn_and_are_paid_for() -> None:
-    ramp = lexical()
-    ramp(pack([[1, 2], [3]])).sum().backward()
-    assert ramp.words.grad is not None and ramp.pairs.grad is not None
-    assert ramp.words.grad.abs().sum(1).nonzero().ravel().tolist() == [1, 2, 3]
-    assert int((ramp.pairs.grad.abs().sum(1) > 0).sum()) == 1  # a single pair of neighbours
-    assert ramp.cost == HeadCost(5.0, 1.0 + 2 * 3)
+    exit_head = bag_of_words()
+    exit_head(pack([[1, 2], [3]])).sum().backward()
+    assert exit_head.words.grad is not None and exit_head.pairs.grad is not None
+    assert exit_head.words.grad.abs().sum(1).nonzero().ravel().tolist() == [1, 2, 3]
+    assert int((exit_head.pairs.grad.abs().sum(1) > 0).sum()) == 1  # a single pair of neighbours
+    assert exit_head.cost == HeadCost(5.0, 1.0 + 2 * 3)
 
 
 def test_words_that_are_not_there_do_not_speak() -> None:
-    ramp, rows = lexical(), [[1, 2, 3, 4], [5, 6]]
+    exit_head, rows = bag_of_words(), [[1, 2, 3, 4], [5, 6]]
     packed = pack(rows).with_tokens(present=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.5]))
     with torch.no_grad():
-        said = ramp(packed)
-        gone = by_hand(ramp, [1, 2]) + ramp.STEP * ramp.words[4]
-        half = 0.5 * by_hand(ramp, [5, 6]) + 0.5 * ramp.STEP * ramp.words[5]  # of the word and of the pair
+        said = exit_head(packed)
+        gone = by_hand(exit_head, [1, 2]) + exit_head.STEP * exit_head.words[4]
+        half = (
+            0.5 * by_hand(exit_head, [5, 6]) + 0.5 * exit_head.STEP * exit_head.words[5]
+        )  # of the word and of the pair
     assert torch.allclose(said, torch.stack([gone, half]), atol=1e-5)
 
 
@@ -80,32 +82,34 @@ def rows(many: int) -> Data:
     return Data([{"text": "words", "label": label} for label in labels], encoded)
 
 
-def fitted(data: Data, folder: Path) -> FittedRamp:
-    ramp = FittedRamp(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
-    ramp.prepare(get("classification").from_rows(data.rows, "rows"), data, folder)
-    return ramp
+def fitted(data: Data, folder: Path) -> FittedBagOfWordsExit:
+    exit_head = FittedBagOfWordsExit(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
+    exit_head.prepare(get("classification").from_rows(data.rows, "rows"), data, folder)
+    return exit_head
 
 
 def test_tables_are_solved_for_and_know_words_and_neighbours(tmp_path: Path) -> None:
     data = rows(300)
-    ramp = fitted(data, tmp_path).eval()
-    said = ramp(pack([[7, 1, 9], [2, 8], [9, 3, 4], [3, 9, 4]]))
-    assert said.argmax(1).tolist() == [0, 1, 2, 2] and not list(ramp.parameters())
+    exit_head = fitted(data, tmp_path).eval()
+    said = exit_head(pack([[7, 1, 9], [2, 8], [9, 3, 4], [3, 9, 4]]))
+    assert said.argmax(1).tolist() == [0, 1, 2, 2] and not list(exit_head.parameters())
     together, apart = said[2].softmax(0)[2], said[3].softmax(0)[2]
     assert together > apart  # the pair counts, besides its words
-    alone = [ramp(pack([row]))[0] for row in ([7, 1, 9], [9, 3, 4])]
+    alone = [exit_head(pack([row]))[0] for row in ([7, 1, 9], [9, 3, 4])]
     assert torch.allclose(torch.stack(alone), said[[0, 2]], atol=1e-6)
 
 
 def test_the_solution_is_where_the_slope_is_nought(tmp_path: Path) -> None:
     data = rows(60)
-    ramp = fitted(data, tmp_path).eval()
+    exit_head = fitted(data, tmp_path).eval()
     labels = torch.tensor([row["label"] for row in data.rows])
-    held = {name: table.double().requires_grad_() for name, table in ramp.named_buffers() if name in ("words", "bias")}
+    held = {
+        name: table.double().requires_grad_() for name, table in exit_head.named_buffers() if name in ("words", "bias")
+    }
     seen = torch.stack([torch.bincount(torch.tensor(e.ids), minlength=20) for e in data.encoded]).double()
     sizes = torch.tensor([len(e.ids) for e in data.encoded])[:, None]
     with torch.no_grad():
-        whole = ramp(pack([e.ids for e in data.encoded])).double()
+        whole = exit_head(pack([e.ids for e in data.encoded])).double()
         rest = whole - seen / sizes**0.5 @ held["words"] - held["bias"]  # what pairs say
     logits = seen / sizes**0.5 @ held["words"] + held["bias"] + rest
     rare = torch.log((1 + len(labels)) / (1 + (seen > 0).sum(0))) + 1.0
@@ -122,17 +126,19 @@ def test_while_training_a_row_hears_tables_made_without_its_part(tmp_path: Path,
     others = Data(data.rows, [e for e in data.encoded if fold(e.ids) != left_out])
     (tmp_path / "without").mkdir()
     wanted = fitted(others, tmp_path / "without").eval()
-    ramp = fitted(data, tmp_path)
+    exit_head = fitted(data, tmp_path)
     some = batch(task, data, mine[:5], None)
-    assert torch.allclose(ramp.train()(some.packed), wanted(some.packed), atol=2e-3)
-    assert not torch.allclose(ramp.eval()(some.packed), wanted(some.packed), atol=2e-3)
+    assert torch.allclose(exit_head.train()(some.packed), wanted(some.packed), atol=2e-3)
+    assert not torch.allclose(exit_head.eval()(some.packed), wanted(some.packed), atol=2e-3)
 
 
 def test_rows_without_labels_leave_the_tables_empty(tmp_path: Path) -> None:
     data = rows(10)
-    ramp = FittedRamp(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
-    ramp.prepare(get("classification").from_rows(data.rows, "rows"), Data(data.rows, data.encoded, False), tmp_path)
-    assert not ramp.words.any() and not list(tmp_path.iterdir())
+    exit_head = FittedBagOfWordsExit(Silent(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
+    exit_head.prepare(
+        get("classification").from_rows(data.rows, "rows"), Data(data.rows, data.encoded, False), tmp_path
+    )
+    assert not exit_head.words.any() and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("method", ["deebert", "branchynet"])
@@ -142,7 +148,7 @@ def test_a_run_with_solved_tables_stops_anywhere_and_answers_after_saving_as_bef
     def train(folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
         schedule = Schedule(epochs=2, batch_size=16, lr=0.005, save_seconds=0.0)
-        return runs.train(base, folder, method, options={"lexicon": "fitted"}, schedule=schedule)
+        return runs.train(base, folder, method, options={"bag_of_words_training": "fitted"}, schedule=schedule)
 
     whole, steps, real = train(tmp_path / "whole"), 0, trainer.Trainer._step
 
@@ -159,5 +165,5 @@ def test_a_run_with_solved_tables_stops_anywhere_and_answers_after_saving_as_bef
     again = train(tmp_path / "halved")
     for name in ("model.safetensors", "offramp.safetensors"):
         assert (again / name).read_bytes() == (whole / name).read_bytes()
-    ramp = offramp.load(whole).network.ramps[0]
-    assert isinstance(ramp, FittedRamp) and bool(ramp.words.any())
+    exit_head = offramp.load(whole).network.exit_heads[0]
+    assert isinstance(exit_head, FittedBagOfWordsExit) and bool(exit_head.words.any())

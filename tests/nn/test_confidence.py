@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offramp.core.packed import pack
-from offramp.nn.confidence import agree, entropy, row_entropy, row_hesitation, row_normalised_entropy, worst
+from offramp.nn.confidence import agree, entropy, row_entropy, row_least_confidence, row_normalised_entropy, worst
 from offramp.tasks import get
 
 ROWS = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
@@ -27,7 +27,7 @@ def test_normalised_entropy_and_hesitation_have_their_ends() -> None:
     packed = pack([[1, 2], [3]])
     logits = torch.tensor([[0.0, 0.0, 0.0], [50.0, 0.0, 0.0]])
     assert row_normalised_entropy(CLASSES, logits, packed).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
-    assert row_hesitation(CLASSES, logits, packed).tolist() == pytest.approx([2 / 3, 0.0], abs=1e-6)
+    assert row_least_confidence(CLASSES, logits, packed).tolist() == pytest.approx([2 / 3, 0.0], abs=1e-6)
 
 
 def test_a_sentence_is_as_unsure_as_its_least_sure_word_and_pieces_do_not_count() -> None:

@@ -82,7 +82,9 @@ def test_numbers_are_labelled_by_their_quarter() -> None:
     assert made.argmax(1).tolist() == [0, 3, 0, 0, 3, 2] and made.sum() == 6
 
 
-@pytest.mark.parametrize(("name", "fix"), [("question_answering", "estimation=reconstruction"), ("classification", "column 'label'")])
+@pytest.mark.parametrize(
+    ("name", "fix"), [("question_answering", "estimation=reconstruction"), ("classification", "column 'label'")]
+)
 def test_rows_without_classes_or_labels_are_refused(name: str, fix: str) -> None:
     rows: list[dict[str, Any]] = [
         {"text": "a", "label": i, "question": "a", "context": "a", "answers": {"text": ["a"], "answer_start": [0]}}

@@ -134,7 +134,9 @@ def test_distributions_belong_to_their_rows(name: str) -> None:
     assert torch.allclose(spread.softmax(-1).sum(-1), torch.ones(len(spread)))
     expected = {"row": [0, 1, 2], "token": [0, 0, 1, 2], "question_answering": [0, 0, 1, 1, 2, 2]}
     found = [0, 1, 2] if owner is None else owner.tolist()
-    assert found == expected["question_answering" if name == "question_answering" else task.kind] and len(found) == len(spread)
+    assert found == expected["question_answering" if name == "question_answering" else task.kind] and len(found) == len(
+        spread
+    )
 
 
 @pytest.mark.parametrize("name", tasks.names())

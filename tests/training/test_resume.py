@@ -132,9 +132,7 @@ def test_killed_at_the_worst_moments(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]
 
 
-def test_ctrl_c_saves_the_last_step(
-    expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_the_last_step(expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path) -> None:
     arguments, log = command(base, data, "branchynet", tmp_path / "run"), tmp_path / "log"
     arguments[arguments.index("--save-seconds") + 1] = "1000"  # only epochs' ends and Ctrl-C write a checkpoint
     process = runs.start(arguments, log, slow_down)

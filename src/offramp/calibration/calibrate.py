@@ -14,12 +14,12 @@ from dataclasses import asdict, replace
 from offramp import engines, methods
 from offramp.calibration.diagnostics import complaints
 from offramp.calibration.gaps import between
-from offramp.calibration.replay import Recording
+from offramp.calibration.replay import ExitRecording
 from offramp.calibration.scores import dearer, dependable, earned, every_other, longer, part, shrunk
 from offramp.calibration.subject import Answers, Settings, Subject, candidates, pointer, search_exits, unlike
 from offramp.decoding.calibration import decoder_candidates
 from offramp.inference.batching import full_macs, score
-from offramp.inference.operating_points import Point, Points, pareto
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
 from offramp.methods import Method
 from offramp.nn.batches import Data
 from offramp.nn.network import Network
@@ -33,7 +33,7 @@ BRIEF = 8  # generations of their search
 
 def calibrate(
     network: Network, method: Method, data: Data, name: str, fingerprint: str, known: Sequence[Settings] = ()
-) -> Points:
+) -> OperatingPoints:
     """The Pareto front of settings on these rows. `known`: settings that a search found, tried beside the others."""
     network.eval()
     task, subject = network.task, Subject(network, method, data, known=known)
@@ -43,17 +43,17 @@ def calibrate(
         point = pointer(others, None)
         tried = [point(one) for one in settings]
         front = pareto(tried, point({}), task.higher_is_better)
-        found = Points(task.metric, task.higher_is_better, about, front, scale=task.scale)
+        found = OperatingPoints(task.metric, task.higher_is_better, about, front, scale=task.scale)
         return replace(found, warnings=complaints(network, None, tried, found))
     if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real, loosest run
         policy = method.policy(network, method.settings())
         metrics, outcome = score(network, engines.make("torch", network.encoder), policy, data)
         share = float(outcome.macs.sum() / full_macs(network, data.encoded, outcome).sum())
-        only = Point(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
-        return Points(task.metric, task.higher_is_better, about, (only,))
+        only = OperatingPoint(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
+        return OperatingPoints(task.metric, task.higher_is_better, about, (only,))
     recording = subject.record()
     *tried, loosest = explore(subject, recording)
-    found = Points(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
+    found = OperatingPoints(task.metric, task.higher_is_better, about, pareto(tried, loosest, task.higher_is_better))
     return replace(found, warnings=complaints(network, recording, tried, found))
 
 
@@ -68,7 +68,7 @@ def _for_decoder(subject: Subject) -> tuple[list[Settings], Subject]:
     return decoder_candidates(network, subject.part(even).data), subject.part(~even)
 
 
-def explore(subject: Subject, recording: Recording) -> list[Point]:
+def explore(subject: Subject, recording: ExitRecording) -> list[OperatingPoint]:
     """What settings do, the loosest last; of a pair all exits under a few of its lengths."""
     network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
     if method.pair is not None:
@@ -93,7 +93,7 @@ def searchable(method: Method) -> bool:
     return isinstance(method.space, Threshold) and method.replays and method.space.each
 
 
-def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool = False) -> list[Point]:
+def exits_under(subject: Subject, lengths: Settings, full: Answers, apart: bool = False) -> list[OperatingPoint]:
     """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
     last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows and scored on the
     other half, since nobody will score them on other ones."""

@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from offramp.calibration.subject import Settings
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 
 PASSES = 4
 WORTH = 0.05  # steps that begin further below the loosest setting's score are nobody's choice
 LEAST = 1e-4  # a hundredth of the compute for a hundredth of the score
 
 
-def between(name: str, grid: Sequence[Point], loosest: Point, point: Callable[[Settings], Point]) -> list[Point]:
+def between(
+    name: str, grid: Sequence[OperatingPoint], loosest: OperatingPoint, point: Callable[[Settings], OperatingPoint]
+) -> list[OperatingPoint]:
     """Points in the middle of the widest steps of a ladder: those with the most compute and score between two rungs."""
-    rungs, made = sorted([*grid, loosest], key=lambda p: float(p.settings[name])), list[Point]()
+    rungs, made = sorted([*grid, loosest], key=lambda p: float(p.settings[name])), list[OperatingPoint]()
 
-    def width(step: tuple[Point, Point]) -> float:
+    def width(step: tuple[OperatingPoint, OperatingPoint]) -> float:
         dearer = max(step, key=lambda p: p.mac_share)
         if abs(loosest.score - dearer.score) > WORTH:
             return 0.0

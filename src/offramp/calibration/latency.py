@@ -25,7 +25,7 @@ from offramp.calibration.time_model import Clock, Prices, features, known, logge
 from offramp.engines import AUTO, How, Precision
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
-from offramp.inference.operating_points import Latency, Point, Points
+from offramp.inference.operating_points import Latency, OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, packed_rows
 from offramp.utils.hardware import hardware
@@ -65,11 +65,11 @@ class Wish:
 class Guess:
     """A point and the milliseconds of every row at it."""
 
-    point: Point
+    point: OperatingPoint
     ms: Array  # [rows]
 
 
-def guesses(model: Predictor, points: Points, data: Data, prices: Prices) -> list[Guess]:
+def guesses(model: Predictor, points: OperatingPoints, data: Data, prices: Prices) -> list[Guess]:
     """All points, priced row by row."""
     task, method = model.task, model.model.method
     loosest = method.policy(model.network, method.settings())
@@ -89,7 +89,7 @@ def guesses(model: Predictor, points: Points, data: Data, prices: Prices) -> lis
     return made
 
 
-def choose(found: Sequence[Guess], points: Points, wish: Wish, factor: float = 1.0) -> Guess:
+def choose(found: Sequence[Guess], points: OperatingPoints, wish: Wish, factor: float = 1.0) -> Guess:
     """The most accurate point in time; `factor` is how much slower the machine proved to be than predicted."""
 
     def late(guess: Guess) -> float:
@@ -114,7 +114,7 @@ def _up(ms: float) -> float:
     return float(f"{1.1 * ms:.2g}")
 
 
-def check(model: Predictor, point: Point, rows: Sequence[Row], clock: Clock = time.perf_counter) -> Array:
+def check(model: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: Clock = time.perf_counter) -> Array:
     """Milliseconds of each row from text to prediction, one row at a time; the median over rounds."""
     settings = model.settings(given=point.settings)
     taken = np.zeros((len(rows), ROUNDS + 1))
@@ -134,7 +134,7 @@ def spread(data: Data, count: int) -> list[int]:
     return [int(order[i]) for i in np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
 
 
-def in_time(run: str, points: Points, rows: Sequence[Row], source: str, wish: Wish) -> Latency:
+def in_time(run: str, points: OperatingPoints, rows: Sequence[Row], source: str, wish: Wish) -> Latency:
     """The point for a wish, predicted and then checked by a real run; the folder's own points are never read."""
     folder = Path(run)
     model = Predictor(folders.load(run), points, wish.engine, How(wish.precision, wish.threads, folder / ".cache"))
@@ -149,7 +149,7 @@ def in_time(run: str, points: Points, rows: Sequence[Row], source: str, wish: Wi
     return _chosen(model, points, data, renewed(model, folder, texts), wish)
 
 
-def _chosen(model: Predictor, points: Points, data: Data, prices: Prices, wish: Wish) -> Latency:
+def _chosen(model: Predictor, points: OperatingPoints, data: Data, prices: Prices, wish: Wish) -> Latency:
     """The best point by these prices whose real run keeps within the wish."""
     found, checked = guesses(model, points, data, prices), [data.rows[i] for i in spread(data, CHECKED)]
     factor = 1.0
@@ -169,4 +169,3 @@ def _chosen(model: Predictor, points: Points, data: Data, prices: Prices, wish: 
     told = (round(predicted, 4), round(measured, 4), best.point.score, best.point.mac_share)
     how = (wish.engine, wish.precision, wish.threads, hardware())
     return Latency(wish.ms, wish.percentile, best.point.settings, *told, *how)
-

@@ -25,7 +25,7 @@ from offramp.calibration.calibrate import exits_under
 from offramp.calibration.grids import ladder, length_macs, steep
 from offramp.calibration.subject import Answers, Settings, Subject, pointer
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import Point, pareto
+from offramp.inference.operating_points import OperatingPoint, pareto
 from offramp.methods import Method
 from offramp.methods._shared.lengths import counts
 from offramp.nn.setting_space import Lengths
@@ -58,7 +58,7 @@ class Found:
 
     gene: Gene
     iteration: int
-    points: tuple[Point, ...]
+    points: tuple[OperatingPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class News:
     """What is known after each configuration."""
 
     found: list[Found]
-    best: list[Point]  # the front, cheapest first
+    best: list[OperatingPoint]  # the front, cheapest first
     left: int  # configurations this iteration has yet to try
     iteration: int
 
@@ -100,7 +100,7 @@ def search(subject: Subject, plan: Plan, known: Sequence[Found], say: Callable[[
     return sorted(found.values(), key=lambda one: one.iteration)
 
 
-def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, Point]]:
+def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, OperatingPoint]]:
     """What no other beats on both cost and score, cheapest first."""
     owner = {id(point): one for one in found for point in one.points}
     points = [point for one in found for point in one.points]
@@ -108,10 +108,10 @@ def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, P
     return [(owner[id(point)], point) for point in pareto(points, dearest, higher_is_better)[:-1]]
 
 
-def promising(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, Point]]:
+def promising(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, OperatingPoint]]:
     """The front and the best of every range of costs, cheapest first: on few rows one lucky point drives all others off
     the front, and what nobody is bred from is never found."""
-    sign, best = 1.0 if higher_is_better else -1.0, dict[int, tuple[Found, Point]]()
+    sign, best = 1.0 if higher_is_better else -1.0, dict[int, tuple[Found, OperatingPoint]]()
     everything = [(one, point) for one in found for point in one.points]
     costs = [point.mac_share for _, point in everything]
     wide = (max(costs) - min(costs)) / RANGES or 1.0
@@ -126,7 +126,7 @@ def shares(gene: Gene) -> tuple[float, ...]:
     return tuple(part / WHOLE for part in gene)
 
 
-def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[Point, ...]:
+def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[OperatingPoint, ...]:
     """What a configuration does on the subject's rows; with exits, at settings spread over their front. `full`: what
     the full model answers to these rows."""
     lengths: Settings = {space_of(subject.method).name: shares(gene)}
@@ -200,5 +200,6 @@ def to_json(found: Iterable[Found]) -> list[dict[str, Any]]:
 def from_json(content: Iterable[dict[str, Any]]) -> list[Found]:
     """The way back."""
     return [
-        Found(tuple(one["gene"]), one["iteration"], tuple(Point(**point) for point in one["points"])) for one in content
+        Found(tuple(one["gene"]), one["iteration"], tuple(OperatingPoint(**point) for point in one["points"]))
+        for one in content
     ]

@@ -20,29 +20,29 @@ from offramp.core.attention import Layout, Scores
 from offramp.core.cost import Event
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
-from offramp.core.policy import Both, Policy
-from offramp.inference.batching import Outcome, run_encoded, run_packed
+from offramp.core.policy import PairPolicy, Policy
+from offramp.inference.batching import RunOutput, run_encoded, run_packed
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network
 
 
 @dataclass(frozen=True)
-class Recording:
+class ExitRecording:
     """What every exit says about every row, in the order of the encoded rows."""
 
     logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
-    unsure: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned unit
+    exit_unit: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned unit
     packed: Packed  # all rows together, no states; the token column `gone` says when each was dropped
     extras: frozenset[int] = frozenset()  # moments at which the method computed something besides
 
-    def keep(self, rows: Tensor, per_token: bool) -> Recording:
+    def keep(self, rows: Tensor, per_token: bool) -> ExitRecording:
         """The recording of some rows, as if the others had never been there."""
         packed = self.packed.keep_rows(rows)
         index = (rows[self.packed.row_of_token] if per_token else rows).nonzero().squeeze(1)
         numbered = packed.with_rows(origin=torch.arange(packed.count)).with_tokens(origin=torch.arange(packed.total))
         logits = {layer: said[index] for layer, said in self.logits.items()}
-        unsure = {layer: said[rows] for layer, said in self.unsure.items()}
-        return replace(self, logits=logits, unsure=unsure, packed=numbered)
+        exit_unit = {layer: said[rows] for layer, said in self.exit_unit.items()}
+        return replace(self, logits=logits, exit_unit=exit_unit, packed=numbered)
 
 
 def _moment(layer: int, attended: bool) -> int:
@@ -60,43 +60,45 @@ class _Recorder(Policy):
     network: Network
     under: Policy
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
-    unsure: dict[int, list[Tensor]] = field(default_factory=dict)
+    exit_unit: dict[int, list[Tensor]] = field(default_factory=dict)
     gone: list[Tensor] = field(default_factory=list)  # of each batch
     extras: set[int] = field(default_factory=set)
 
-    def begin(self, s: State) -> None:
+    def on_embeddings(self, s: State) -> None:
         self.gone.append(torch.full((s.packed.total,), NEVER))
-        self.under.begin(s)
+        self.under.on_embeddings(s)
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
-        return self._noted(_moment(layer, False), s, lambda: self.under.enter(layer, s))
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        return self._noted(_moment(layer, False), s, lambda: self.under.before_layer(layer, s))
 
     def wants_scores(self, layer: int) -> bool:
         return self.under.wants_scores(layer)
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return self._noted(_moment(layer, True), s, lambda: self.under.attended(layer, s, scores))
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return self._noted(_moment(layer, True), s, lambda: self.under.after_attention(layer, s, scores))
 
     def _noted(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
-        before = len(s.log)
+        before = len(s.trace)
         keep = decide()
-        self.extras |= {moment for event in s.log[before:] if event.what == "extra"}
+        self.extras |= {moment for event in s.trace[before:] if event.kind == "predictor"}
         if keep is not None:
             self.gone[-1][s.packed.tokens["origin"][~keep].cpu()] = moment
         return keep
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
-        done = self.under.leave(layer, s)  # at its loosest a method lets nobody go, or (a truncated model) everybody
-        if layer in self.network.ramps:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
+        done = self.under.should_exit(
+            layer, s
+        )  # at its loosest a method lets nobody go, or (a truncated model) everybody
+        if layer in self.network.exit_heads:
             self.logits.setdefault(layer, []).append(s.logits().float().cpu())
-            if "doubt" in self.network.added:
-                self.unsure.setdefault(layer, []).append(s.unsure().float().cpu())
+            if "exit_unit" in self.network.added:
+                self.exit_unit.setdefault(layer, []).append(s.exit_unit().float().cpu())
         return done
 
 
 def record(
     network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
-) -> Recording:
+) -> ExitRecording:
     """One pass over the rows, every exit evaluated, under a `policy`: a method's at its loosest, or one that drops."""
     engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
@@ -111,10 +113,10 @@ def record(
         return torch.cat([split[i] for i in back])
 
     logits = {layer: in_order(parts, sizes) for layer, parts in recorder.logits.items()}
-    unsure = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.unsure.items()}
+    exit_unit = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
     gone = in_order(recorder.gone, [len(e.ids) for e in ordered])
     packed = packed_rows(network.task, data.encoded).with_tokens(gone=gone)
-    return Recording(logits, unsure, packed, frozenset(recorder.extras))
+    return ExitRecording(logits, exit_unit, packed, frozenset(recorder.extras))
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,15 @@ class _Dropping(Policy):
 
     extras: frozenset[int]
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(_moment(layer, False), layer, s)
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return self._keep(_moment(layer, True), layer, s)
 
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
         if moment in self.extras:
-            s.log.append(Event("extra", layer, s.packed.rows["origin"], s.packed.lengths, s.packed.lengths))
+            s.trace.append(Event("predictor", layer, s.packed.rows["origin"], s.packed.lengths, s.packed.lengths))
         gone = s.packed.tokens.get("gone")
         return None if gone is None else gone > moment
 
@@ -162,41 +164,41 @@ class _Idle(Engine):
 class Recorded:
     """Heads that answer from the recording."""
 
-    recording: Recording
+    recording: ExitRecording
     per_token: bool
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         index = packed.tokens["origin"] if self.per_token else packed.rows["origin"]
         return self.recording.logits[layer][index]
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """What the learned unit said."""
-        return self.recording.unsure[layer][packed.rows["origin"]]
+        return self.recording.exit_unit[layer][packed.rows["origin"]]
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         """Methods with token predictors change later states: nothing of theirs is replayed."""
         raise NotImplementedError
 
 
-def replay(network: Network, recording: Recording, policy: Policy) -> Outcome:
+def replay(network: Network, recording: ExitRecording, policy: Policy) -> RunOutput:
     """What a real run of this policy would answer, leave at and cost."""
     heads, dropping = Recorded(recording, network.per_token), _Dropping(recording.extras)
-    return run_packed(network, _Idle(network.depth), Both(dropping, policy), recording.packed, heads)
+    return run_packed(network, _Idle(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
 
 
-def expenses(network: Network, recording: Recording) -> list[Event]:
+def expenses(network: Network, recording: ExitRecording) -> list[Event]:
     """Everything the loop would do if every exit answered every row and nobody left."""
-    asking = Both(_Dropping(recording.extras), _Recorder(network, Policy()))
-    return run(_Idle(network.depth), Recorded(recording, network.per_token), asking, recording.packed).log
+    asking = PairPolicy(_Dropping(recording.extras), _Recorder(network, Policy()))
+    return run(_Idle(network.depth), Recorded(recording, network.per_token), asking, recording.packed).trace
 
 
-def relive(network: Network, recording: Recording, policy: Policy) -> list[Event]:
+def relive(network: Network, recording: ExitRecording, policy: Policy) -> list[Event]:
     """What the loop would do under this policy, event by event."""
     with torch.inference_mode():
-        return run(_Idle(network.depth), Recorded(recording, network.per_token), policy, recording.packed).log
+        return run(_Idle(network.depth), Recorded(recording, network.per_token), policy, recording.packed).trace
 
 
-def state_at(network: Network, recording: Recording, layer: int) -> State:
+def state_at(network: Network, recording: ExitRecording, layer: int) -> State:
     """All rows as a policy would see them after a layer, answering from the recording."""
     heads = Recorded(recording, network.per_token)
     return State(recording.packed, recording.packed, heads, network.depth, layer)

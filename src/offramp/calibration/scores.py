@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from offramp.calibration.replay import Recording
+from offramp.calibration.replay import ExitRecording
 from offramp.inference.batching import full_macs
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 from offramp.utils.progress import tell
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ CLEARLY = 2.0  # standard errors over folds
 SMALL = 1e-3  # no score is known better
 CHOOSING = 0.25  # standard errors that the cheapest rung within a limit flatters itself by (found by simulation)
 Settings = dict[str, Any]
-Above = Callable[[Point, Point], bool]  # whether the second setting should know as much as the first
-Search = Callable[["Subject", Recording], list[tuple[float, Settings]]]  # (share of MACs, settings), cheapest first
+Above = Callable[[OperatingPoint, OperatingPoint], bool]  # whether the second setting should know as much as the first
+Search = Callable[["Subject", ExitRecording], list[tuple[float, Settings]]]  # (share of MACs, settings), cheapest first
 
 
-def dearer(one: Point, other: Point) -> bool:
+def dearer(one: OperatingPoint, other: OperatingPoint) -> bool:
     """Whether `other` spends as much as `one`: on a ladder with one number to turn it should know as much."""
     return other.mac_share >= one.mac_share
 
@@ -44,14 +44,14 @@ def dearer(one: Point, other: Point) -> bool:
 def longer(name: str) -> Above:
     """The same for lengths, the setting `name`: only who keeps as many tokens in every layer should know as much."""
 
-    def above(one: Point, other: Point) -> bool:
+    def above(one: OperatingPoint, other: OperatingPoint) -> bool:
         mine, theirs = one.settings[name], other.settings[name]  # none given: all tokens
         return not theirs or (bool(mine) and all(b >= a for a, b in zip(mine, theirs, strict=True)))
 
     return above
 
 
-def dependable(points: Sequence[Point], higher_is_better: bool, above: Above = dearer) -> list[Point]:
+def dependable(points: Sequence[OperatingPoint], higher_is_better: bool, above: Above = dearer) -> list[OperatingPoint]:
     """Settings, cheapest first: a little is taken off for choosing among them, and none is promised more than those
     above it."""
     sign = 1.0 if higher_is_better else -1.0
@@ -63,7 +63,7 @@ def dependable(points: Sequence[Point], higher_is_better: bool, above: Above = d
     return sorted(made, key=lambda point: point.mac_share)
 
 
-def shrunk(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
+def shrunk(points: Sequence[OperatingPoint], higher_is_better: bool) -> list[OperatingPoint]:
     """Settings of many kinds, judged on the same rows, their scores drawn towards what others of their cost do, as far
     as they differ no more than luck does: of those that share a cost the luckiest would be on the front."""
     if len(points) < 2:
@@ -77,7 +77,7 @@ def shrunk(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
     return [replace(point, score=float(score)) for point, score in zip(points, made, strict=True)]
 
 
-def part(subject: Subject, recording: Recording, chosen: NDArray[np.bool_]) -> tuple[Subject, Recording]:
+def part(subject: Subject, recording: ExitRecording, chosen: NDArray[np.bool_]) -> tuple[Subject, ExitRecording]:
     """Some of the rows, as if the others had never been there."""
     keep = torch.tensor([bool(chosen[e.example]) for e in subject.data.encoded])
     kept = recording.keep(keep, subject.network.per_token)
@@ -95,7 +95,7 @@ class _Fold:
 
     rows: NDArray[np.int64]
     subject: Subject
-    tape: Recording
+    tape: ExitRecording
     found: list[tuple[float, Settings]]
     known: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class _Fold:
         return self.known[repr(settings)]
 
 
-def _folds(subject: Subject, recording: Recording, search: Search) -> list[_Fold]:
+def _folds(subject: Subject, recording: ExitRecording, search: Search) -> list[_Fold]:
     place = np.random.default_rng(0).permutation(len(subject.data.rows)) % FOLDS
     made = []
     for fold in range(FOLDS):
@@ -125,8 +125,12 @@ def _folds(subject: Subject, recording: Recording, search: Search) -> list[_Fold
 
 
 def earned(
-    subject: Subject, recording: Recording, ladder: Sequence[Point], search: Search, point: Callable[[Settings], Point]
-) -> list[Point]:
+    subject: Subject,
+    recording: ExitRecording,
+    ladder: Sequence[OperatingPoint],
+    search: Search,
+    point: Callable[[Settings], OperatingPoint],
+) -> list[OperatingPoint]:
     """The searched settings that beat the ladder (cheapest first) at equal cost, on rows they were not found on."""
     task, full = subject.network.task, float(full_macs(subject.network, subject.data.encoded).sum())
     folds, sign, kept = _folds(subject, recording, search), 1 if task.higher_is_better else -1, []

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from offramp import engines, methods
 from offramp.calibration.exit_table import fit_temperatures, table
 from offramp.calibration.grids import kept_tokens, ladder, steep
-from offramp.calibration.replay import Recording, record, replay, state_at
+from offramp.calibration.replay import ExitRecording, record, replay, state_at
 from offramp.calibration.thresholds import search
-from offramp.core.policy import Both, Policy
-from offramp.inference.batching import Outcome, by_row, full_macs, run_encoded
-from offramp.inference.operating_points import Point
+from offramp.core.policy import PairPolicy, Policy
+from offramp.inference.batching import RunOutput, by_row, full_macs, run_encoded
+from offramp.inference.operating_points import OperatingPoint
 from offramp.methods import Method
 from offramp.nn.batches import Data
-from offramp.nn.confidence import token_doubt
-from offramp.nn.exit_policies import Doubting
+from offramp.nn.confidence import token_uncertainty
+from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer, Lengths, Threshold
 
@@ -47,29 +47,29 @@ class Subject:
     known: Sequence[Settings] = ()  # settings that a search found, to be tried beside those of the method's space
     rough: bool = False  # in bfloat16: near enough to rank settings that others will be scored by
 
-    def record(self) -> Recording:
+    def record(self) -> ExitRecording:
         """What every exit says at the loosest setting."""
         loosest = self.method.policy(self.network, self.method.settings())
-        policy = Both(self.under, loosest) if self.method.replays else self.under  # else nobody will replay it
+        policy = PairPolicy(self.under, loosest) if self.method.replays else self.under  # else nobody will replay it
         with self._precision():
             return record(self.network, self.data, policy=policy)
 
     @cached_property
-    def loosest(self) -> Outcome:
+    def loosest(self) -> RunOutput:
         """What the loosest setting does, for real: everything is held against it, so it runs once."""
         return self._run({})
 
-    def run(self, settings: Settings, recording: Recording | None) -> Outcome:
+    def run(self, settings: Settings, recording: ExitRecording | None) -> RunOutput:
         """One setting: replayed if there is a recording, else for real."""
         return self.loosest if not settings and recording is None else self._run(settings, recording)
 
-    def _run(self, settings: Settings, recording: Recording | None = None) -> Outcome:
+    def _run(self, settings: Settings, recording: ExitRecording | None = None) -> RunOutput:
         made = methods.configure(self.method.settings, settings, self.method.name)
         policy = self.method.policy(self.network, made)
         if recording is not None:
             return replay(self.network, recording, policy)
         engine = engines.make("torch", self.network.encoder)
-        whole = policy if self.network.decoder is not None else Both(self.under, policy)  # no pair decodes
+        whole = policy if self.network.decoder is not None else PairPolicy(self.under, policy)  # no pair decodes
         with self._precision():
             return run_encoded(self.network, engine, whole, self.data.encoded)
 
@@ -87,19 +87,19 @@ class Subject:
         made = methods.configure(length.settings, settings, length.name)
         return replace(self, method=depth, under=length.policy(self.network, made), known=())
 
-    def predictions(self, outcome: Outcome) -> Answers:
+    def predictions(self, outcome: RunOutput) -> Answers:
         """Answers to the rows."""
         return self.network.task.predictions(self.data.rows, self.data.encoded, outcome.logits)
 
 
-def candidates(network: Network, method: Method, recording: Recording) -> list[Settings]:
+def candidates(network: Network, method: Method, recording: ExitRecording) -> list[Settings]:
     """Settings worth trying, tightest first, the loosest left out."""
     space = method.space
     if isinstance(space, Threshold | Integer) and space.grid:
         also = space.also(network) if isinstance(space, Threshold) and space.also else []
         return [*({space.name: value} for value in space.grid), *also]
     if isinstance(space, Integer):
-        most = space.most(network) if space.most else len(network.ramps) if space.replay else network.depth - 1
+        most = space.most(network) if space.most else len(network.exit_heads) if space.replay else network.depth - 1
         return [{space.name: value} for value in range(1, most + 1)]
     if isinstance(space, Lengths):
         lengths = recording.packed.lengths
@@ -110,8 +110,8 @@ def candidates(network: Network, method: Method, recording: Recording) -> list[S
     if not space.replay:
         spread = cuts(_answers(network, recording))[:: -(CANDIDATES // RERUNS)]
         return [{space.name: min(1.0, value)} for value in spread]
-    doubts = _doubts(network, method, {}, recording)
-    return [{space.name: min(value, method.settings.most)} for value in cuts(doubts.ravel())][::-1]
+    uncertainties = _doubts(network, method, {}, recording)
+    return [{space.name: min(value, method.settings.most)} for value in cuts(uncertainties.ravel())][::-1]
 
 
 def unlike(settings: Sequence[Settings]) -> list[Settings]:
@@ -119,22 +119,24 @@ def unlike(settings: Sequence[Settings]) -> list[Settings]:
     return [one for number, one in enumerate(settings) if one not in settings[:number]]
 
 
-def _answers(network: Network, recording: Recording) -> NDArray[np.float64]:
+def _answers(network: Network, recording: ExitRecording) -> NDArray[np.float64]:
     """The normalised entropy of every single answer at every off-ramp: words leave by their own."""
     packed = recording.packed
     spreads = [
         network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
-        for layer in network.ramps
+        for layer in network.exit_heads
     ]
-    return np.asarray(torch.cat([token_doubt(spread) for spread in spreads]).double().numpy())
+    return np.asarray(torch.cat([token_uncertainty(spread) for spread in spreads]).double().numpy())
 
 
-def _doubts(network: Network, method: Method, settings: Settings, recording: Recording) -> NDArray[np.float64]:
+def _doubts(network: Network, method: Method, settings: Settings, recording: ExitRecording) -> NDArray[np.float64]:
     """The doubt of every row at every off-ramp."""  # [ramps, rows]
     policy = method.policy(network, methods.configure(method.settings, settings, method.name))
-    assert isinstance(policy, Doubting), f"{method.name} has thresholds that replay, so its policy measures doubt"
+    assert isinstance(policy, UncertaintyPolicy), (
+        f"{method.name} has thresholds that replay, so its policy measures doubt"
+    )
     with torch.inference_mode():
-        seen = [policy.doubt(layer, state_at(network, recording, layer)) for layer in sorted(network.ramps)]
+        seen = [policy.uncertainty(layer, state_at(network, recording, layer)) for layer in sorted(network.exit_heads)]
     return np.asarray(torch.stack(seen).double().numpy())
 
 
@@ -150,16 +152,16 @@ def cuts(values: NDArray[np.float64]) -> list[float]:
 
 
 def search_exits(
-    subject: Subject, recording: Recording, limit: int = POINTS, generations: int = GENERATIONS
+    subject: Subject, recording: ExitRecording, limit: int = POINTS, generations: int = GENERATIONS
 ) -> list[tuple[float, Settings]]:
     """Settings with a threshold and a temperature for each off-ramp, spread over the front, with their MAC share."""
     network, method = subject.network, subject.method
     heat = fit_temperatures(network, recording, subject.data)
-    doubts = _doubts(network, method, {"temperatures": heat}, recording)
-    known = table(network, recording, subject.data, doubts)
-    most = np.minimum(doubts.max() * 1.001 + 1e-6, method.settings.most)
-    start = np.minimum(np.array([[cut] * len(doubts) for cut in cuts(doubts.ravel())]), most)
-    levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in doubts])  # between values, never on one
+    uncertainties = _doubts(network, method, {"temperatures": heat}, recording)
+    known = table(network, recording, subject.data, uncertainties)
+    most = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.most)
+    start = np.minimum(np.array([[cut] * len(uncertainties) for cut in cuts(uncertainties.ravel())]), most)
+    levels = np.stack([np.resize(cuts(own), CANDIDATES + 1) for own in uncertainties])  # between values, never on one
     front = search(known, start, np.minimum(levels, most), generations)
     share, vectors = front.cost / known.reach[-1].mean(), front.thresholds
     index = np.unique(np.linspace(0, len(share) - 1, limit).round().astype(int))
@@ -167,22 +169,22 @@ def search_exits(
 
 
 def pointer(
-    subject: Subject, recording: Recording | None, answers: Answers | None = None
-) -> Callable[[Settings], Point]:
+    subject: Subject, recording: ExitRecording | None, answers: Answers | None = None
+) -> Callable[[Settings], OperatingPoint]:
     """What a setting does on the subject's rows: replayed if there is a recording, else for real. `answers` are those
     of the full model, from which settings depart; by default what the loosest setting says."""
     task, data = subject.network.task, subject.data
     single = subject.network.decoder is None  # sentences are scored together: no departure, no error of their own
     meant = (answers or subject.predictions(subject.run({}, recording))) if single else []
 
-    def point(settings: Settings) -> Point:
+    def point(settings: Settings) -> OperatingPoint:
         outcome = subject.run(settings, recording)
         said = subject.predictions(outcome)
         score = task.metrics(data.rows, said)[task.metric]
         layers, _, macs = by_row(outcome, data.encoded, len(data.rows))
         made = asdict(methods.configure(subject.method.settings, settings, subject.method.name))
-        error = float(np.mean(np.square(task.departures(said, meant))) / len(data.rows)) ** 0.5 if single else 0.0
+        error = float(np.mean(np.square(task.disagreement(said, meant))) / len(data.rows)) ** 0.5 if single else 0.0
         full = float(full_macs(subject.network, data.encoded, outcome).sum())
-        return Point(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
+        return OperatingPoint(made, float(macs.sum()) / full, score, float(layers.mean()), score, error)
 
     return point

@@ -19,7 +19,7 @@ CHUNK = 250
 class Table:
     """What leaving at each exit means, for every row; the last exit is the full model's own."""
 
-    doubt: Array  # [ramps, rows]
+    uncertainty: Array  # [ramps, rows]
     score: Array  # [ramps + 1, rows]
     reach: Array  # [ramps + 1, rows] MACs of embeddings and layers up to there (the last: with its head)
     ask: Array  # [ramps, rows] MACs that everybody pays who passes an open off-ramp
@@ -55,15 +55,15 @@ def try_all(table: Table, thresholds: Array) -> Tried:
 
 
 def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
-    ramps, rows = table.doubt.shape
+    exit_heads, rows = table.uncertainty.shape
     going = np.ones((len(thresholds), rows), dtype=bool)
     cost, score = np.zeros(len(thresholds)), np.zeros(len(thresholds))
-    for ramp in range(ramps):
-        limit = thresholds[:, ramp, None]
-        cost += (going @ table.ask[ramp]) * (limit[:, 0] > 0)
-        leaving = going & (table.doubt[ramp] < limit)
-        cost += leaving @ (table.reach[ramp] + table.answer[ramp])
-        score += leaving @ table.score[ramp]
+    for exit_head in range(exit_heads):
+        limit = thresholds[:, exit_head, None]
+        cost += (going @ table.ask[exit_head]) * (limit[:, 0] > 0)
+        leaving = going & (table.uncertainty[exit_head] < limit)
+        cost += leaving @ (table.reach[exit_head] + table.answer[exit_head])
+        score += leaving @ table.score[exit_head]
         going &= ~leaving
     return (cost + going @ table.reach[-1]) / rows, (score + going @ table.score[-1]) / rows
 
@@ -80,9 +80,9 @@ def search(table: Table, start: Array, levels: Array, generations: int = 40, chi
 
 def _children(parents: Array, levels: Array, count: int, rng: np.random.Generator) -> Array:
     """Mixtures of two parents with some thresholds moved to another level of doubt, or closed."""
-    ramps = parents.shape[1]
+    exit_heads = parents.shape[1]
     mother, father = (parents[rng.integers(len(parents), size=count)] for _ in range(2))
-    made = np.where(rng.random((count, ramps)) < 0.5, mother, father)
-    level = levels[np.arange(ramps), rng.integers(levels.shape[1], size=(count, ramps))]
-    moved = np.where(rng.random((count, ramps)) < 0.15, 0.0, np.maximum(level, 0.0))
-    return np.where(rng.random((count, ramps)) < 1.5 / ramps, moved, made)
+    made = np.where(rng.random((count, exit_heads)) < 0.5, mother, father)
+    level = levels[np.arange(exit_heads), rng.integers(levels.shape[1], size=(count, exit_heads))]
+    moved = np.where(rng.random((count, exit_heads)) < 0.15, 0.0, np.maximum(level, 0.0))
+    return np.where(rng.random((count, exit_heads)) < 1.5 / exit_heads, moved, made)

@@ -41,7 +41,7 @@ Clock = Callable[[], float]
 FILE = "latency.json"
 LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 ROUNDS = 7
-KINDS = ("attend", "feed", "head", "doubt", "extra")
+KINDS = ("attend", "feed", "head", "exit_unit", "predictor")
 NAMES = ("text", "text.token", "call", "embed.token", *(f"{kind}{part}" for kind in KINDS for part in ("", ".token")),
          "attend.pair")  # fmt: skip
 
@@ -69,12 +69,12 @@ def features(log: Sequence[Event], rows: int, tokens: Sequence[int] | None = Non
         made["text.token"] += np.asarray(tokens, dtype=np.float64)
     for event in log:
         who, spent = event.rows.cpu().numpy(), event.tokens.cpu().numpy().astype(np.float64)
-        if event.what == "embed":
+        if event.kind == "embed":
             np.add.at(made["embed.token"], who, spent)
             continue
-        np.add.at(made[event.what], who, (spent > 0).astype(np.float64))
-        np.add.at(made[f"{event.what}.token"], who, spent)
-        if event.what == "attend":
+        np.add.at(made[event.kind], who, (spent > 0).astype(np.float64))
+        np.add.at(made[f"{event.kind}.token"], who, spent)
+        if event.kind == "attend":
             np.add.at(made["attend.pair"], who, spent * event.keys.cpu().numpy())
     return np.stack([made[name] for name in NAMES], axis=1)
 
@@ -94,7 +94,7 @@ class Probe(Policy):
     depth: int
     keep: int | None = None
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return s.packed.tokens["position"] < self.keep if self.keep is not None and layer == 1 else None
 
     def wants_attended(self, layer: int) -> bool:
@@ -103,7 +103,7 @@ class Probe(Policy):
     def wants_leave(self, layer: int) -> bool:
         return layer in self.exits or layer == self.depth
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         if layer in self.exits:
             s.logits()
         return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.depth else None
@@ -112,9 +112,9 @@ class Probe(Policy):
 def _probes(model: Predictor, tokens: int) -> list[Policy]:
     """Depths and losses that tell the parts apart, and the method's own policy for what it computes besides."""
     network, method = model.network, model.model.method
-    ramps, depth = sorted(network.ramps), network.depth
-    early = sorted({ramps[0], ramps[len(ramps) // 2], ramps[-1]}) if ramps else []
-    made: list[Policy] = [Probe(frozenset(exits), at) for at in [*early, depth] for exits in ((), ramps)]
+    exit_heads, depth = sorted(network.exit_heads), network.depth
+    early = sorted({exit_heads[0], exit_heads[len(exit_heads) // 2], exit_heads[-1]}) if exit_heads else []
+    made: list[Policy] = [Probe(frozenset(exits), at) for at in [*early, depth] for exits in ((), exit_heads)]
     made += [Probe(frozenset(), depth, keep) for keep in {1, -(-tokens // 2)}]
     known = model.points.points if model.points else ()
     own = [method.settings(), *(model.settings(given=point.settings) for point in known[:1])]
@@ -139,7 +139,7 @@ def measure(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_cou
 def logged(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
     """What the loop does with a batch under a policy."""
     with torch.inference_mode():
-        return run(model.engine, model.engine.exits(model.network), policy, packed.to(model.network.device)).log
+        return run(model.engine, model.engine.exits(model.network), policy, packed.to(model.network.device)).trace
 
 
 def _rows(model: Predictor) -> list[Packed]:

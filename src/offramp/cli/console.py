@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.operating_points import Points
+from offramp.inference.operating_points import OperatingPoints
 from offramp.utils.files import write_json
 
 out = Console()
@@ -78,7 +78,7 @@ class TrainingConsole:
         self.progress.update(self.bars[name], completed=done, loss=news["loss"])
 
 
-def points_table(points: Points) -> Table:
+def points_table(points: OperatingPoints) -> Table:
     """Operating points as a table."""
     title = f"operating points on {points.data['rows']} rows of {points.data['name']}"
     table = Table(title=title, title_justify="left")
@@ -115,7 +115,7 @@ def check_wish(budget: float | None, max_loss: float | None) -> None:
         raise OfframpError("how much of the metric may be lost", f"--max-loss {max_loss}", "give 0 or more, e.g. 0.01")
 
 
-def show_points(points: Points, budget: float | None, max_loss: float | None) -> None:
+def show_points(points: OperatingPoints, budget: float | None, max_loss: float | None) -> None:
     """After calibration: the points, the one asked for, and what was proven."""
     out.print(points_table(points))
     if budget is not None or max_loss is not None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from offramp.calibration.length_search import News, Plan
 from offramp.cli.console import err, say_plainly
-from offramp.inference.operating_points import Point
+from offramp.inference.operating_points import OperatingPoint
 
 WIDE, TALL = 64, 12
 
@@ -51,7 +51,7 @@ class SearchConsole:
             say_plainly(f"scoring {total} configurations on the other rows")
 
 
-def drawing(best: list[Point], tried: list[Point]) -> str:
+def drawing(best: list[OperatingPoint], tried: list[OperatingPoint]) -> str:
     """Score over share of compute in letters: ● the front, · the rest."""
     shown = [*tried, *best]
     spans = [_span([p.mac_share for p in shown]), _span([p.score for p in shown])]

@@ -15,7 +15,7 @@ from offramp import methods
 from offramp.calibration import risk as risks
 from offramp.calibration.calibrate import calibrate, explore, searchable
 from offramp.calibration.latency import Wish, in_time
-from offramp.calibration.replay import Recording
+from offramp.calibration.replay import ExitRecording
 from offramp.calibration.risk import Losses
 from offramp.calibration.scores import part
 from offramp.calibration.subject import Settings, Subject, candidates, search_exits, unlike
@@ -25,7 +25,7 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import full_macs
 from offramp.inference.model_card import card
-from offramp.inference.operating_points import Guarantee, Points, pareto
+from offramp.inference.operating_points import Guarantee, OperatingPoints, pareto
 from offramp.inference.predictor import Predictor
 from offramp.methods import Method
 from offramp.nn.batches import Data
@@ -43,7 +43,7 @@ def recalibrate(
     risk: float | None = None,
     confidence: float = 0.95,
     wish: Wish | None = None,
-) -> Points:
+) -> OperatingPoints:
     """Calibrate a run on labelled rows and write its points.json; what was shown of the old points goes with them."""
     predictor = Predictor(folders.load(run))  # its old points may be another model's
     predictor.task.check(rows, source)
@@ -106,7 +106,7 @@ def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: 
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
 
 
-def prove(subject: Subject, tape: Recording | None, risk: float, confidence: float) -> Guarantee:
+def prove(subject: Subject, tape: ExitRecording | None, risk: float, confidence: float) -> Guarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
     find, test = risks.halves(len(subject.data.rows), seed=0)
     first, second = (_half(subject, tape, rows) for rows in (find, test))
@@ -116,14 +116,16 @@ def prove(subject: Subject, tape: Recording | None, risk: float, confidence: flo
     return proven or Guarantee(risk, confidence, full, len(test), 0.0, 1.0)
 
 
-def _half(subject: Subject, tape: Recording | None, rows: NDArray[np.int64]) -> tuple[Subject, Recording | None]:
+def _half(
+    subject: Subject, tape: ExitRecording | None, rows: NDArray[np.int64]
+) -> tuple[Subject, ExitRecording | None]:
     chosen = np.isin(np.arange(len(subject.data.rows)), rows)
     if tape is None:
         return subject.part(chosen), None
     return part(subject, tape, chosen)
 
 
-def _candidates(subject: Subject, tape: Recording | None) -> list[Settings]:
+def _candidates(subject: Subject, tape: ExitRecording | None) -> list[Settings]:
     if subject.method.pair is not None:
         *tried, loosest = explore(subject, subject.record())
         return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
@@ -144,14 +146,14 @@ def _careful_first(method: Method, departs: Departs, found: list[Settings]) -> l
     return front
 
 
-def departing(subject: Subject, tape: Recording | None) -> Departs:
+def departing(subject: Subject, tape: ExitRecording | None) -> Departs:
     """A function that tells how far a setting is from the full model on every row, and the share of MACs it needs."""
     data, meant = subject.data, subject.predictions(subject.run({}, tape))
     full = float(full_macs(subject.network, data.encoded).sum())
 
     def departs(settings: Settings) -> tuple[Losses, float]:
         outcome = subject.run(settings, tape)
-        losses = subject.network.task.departures(subject.predictions(outcome), meant)
+        losses = subject.network.task.disagreement(subject.predictions(outcome), meant)
         return np.array(losses), float(outcome.macs.sum()) / full
 
     return departs

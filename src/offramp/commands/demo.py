@@ -62,7 +62,7 @@ def demo(out: str, quick: bool) -> None:
         method="branchynet",
         dev=str(data / "dev.jsonl"),
         limit=size.train,
-        options={"pool": "meanmax", "ramp0": True},
+        options={"pool": "meanmax", "exit0": True},
         schedule=size.schedule,
     )
     trained = _trained(run, job)

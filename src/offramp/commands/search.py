@@ -35,7 +35,7 @@ from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.model_card import card
-from offramp.inference.operating_points import Point, Points, pareto
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from offramp.utils.files import read_json, write_json, write_text
@@ -66,7 +66,7 @@ def search_run(
     wish: Wish,
     say: Say = lambda _: None,
     scoring: Scoring = lambda done, total: None,
-) -> Points:
+) -> OperatingPoints:
     """Search a run's lengths (and exits) and write its points.json; earlier guarantees go with the old points."""
     predictor = Predictor(folders.load(run))  # its old points may be damaged, or another model's
     method, task = predictor.model.method, predictor.task
@@ -89,7 +89,7 @@ def search_run(
     found = file.kept(lambda heard: search(finding, wish.plan, known, heard), say)
     about = {"name": "/".join(Path(source).parts[-2:]), "rows": len(others), "fingerprint": mark}
     about |= {"search_rows": len(some), "tried": len(found)}
-    points = Points(task.metric, task.higher_is_better, about, scored(judging, found, scoring))
+    points = OperatingPoints(task.metric, task.higher_is_better, about, scored(judging, found, scoring))
     operating.save(Path(run), points)
     if recipe:
         write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
@@ -109,16 +109,16 @@ def _subject(predictor: Predictor, rows: list[Row]) -> Subject:
     return Subject(predictor.network, predictor.model.method, Data(rows, predictor.prepare(rows)))
 
 
-def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[Point, ...]:
+def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[OperatingPoint, ...]:
     """What was found promising, scored on other rows; what does not hold there leaves the front."""
     higher = subject.network.task.higher_is_better
     best = promising(found, higher)
     index = np.unique(np.linspace(0, len(best) - 1, REPORTED).round().astype(int))
-    chosen: dict[Gene, list[Point]] = {}
+    chosen: dict[Gene, list[OperatingPoint]] = {}
     for i in index:
         chosen.setdefault(best[i][0].gene, []).append(best[i][1])
     scoring(0, len(chosen))
-    full, fresh = subject.predictions(subject.run({}, None)), list[Point]()
+    full, fresh = subject.predictions(subject.run({}, None)), list[OperatingPoint]()
     loosest = pointer(subject, None, full)({})
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         fresh += _again(subject, gene, points, full)
@@ -126,7 +126,7 @@ def scored(subject: Subject, found: Sequence[Found], scoring: Scoring) -> tuple[
     return (*dependable(pareto(shrunk(fresh, higher), loosest, higher)[:-1], higher), loosest)
 
 
-def _again(subject: Subject, gene: Gene, points: list[Point], full: Answers) -> Sequence[Point]:
+def _again(subject: Subject, gene: Gene, points: list[OperatingPoint], full: Answers) -> Sequence[OperatingPoint]:
     """The same settings on the subject's rows."""
     pair, lengths = subject.method.pair, {space_of(subject.method).name: shares(gene)}
     if pair is None:

@@ -21,8 +21,8 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.model_card import card
 from offramp.inference.new_translation_model import build, is_configuration
-from offramp.inference.operating_points import Points
-from offramp.inference.run_folder import Loaded
+from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.run_folder import LoadedRun
 from offramp.methods import Method
 from offramp.nn.batches import Data
 from offramp.tasks import Task
@@ -58,8 +58,8 @@ class Job:
 class Finished:
     """A trained run."""
 
-    model: Loaded
-    points: Points
+    model: LoadedRun
+    points: OperatingPoints
     log: list[dict[str, Any]]
 
 
@@ -136,7 +136,7 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
     return Finished(model, points, progress.log)
 
 
-def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
+def _build(job: Job, method: Method, options: Any, rows: Rows) -> LoadedRun:
     """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
     source, base = job.init or job.model, job.model
     theirs = folders.about(job.init) if job.init else None
@@ -158,10 +158,10 @@ def _build(job: Job, method: Method, options: Any, rows: Rows) -> Loaded:
     if job.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.carry_over(net, method, source)
     longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
-    return Loaded(net, tokenizer, method, options, longest, base)
+    return LoadedRun(net, tokenizer, method, options, longest, base)
 
 
-def _stages(job: Job, model: Loaded) -> list[Stage]:
+def _stages(job: Job, model: LoadedRun) -> list[Stage]:
     """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
     theirs = folders.about(job.init) if job.init else None
@@ -183,7 +183,7 @@ def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
         )
 
 
-def _encode(model: Loaded, rows: list[dict[str, Any]], source: str) -> Data:
+def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
     encoded = model.network.task.encode(model.tokenizer, rows, model.max_length)
     model.network.task.check_encoded(encoded, model.max_length, source)
     return Data(rows, encoded)
@@ -198,7 +198,7 @@ def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
     return {**made, **marks, "offramp": __version__}
 
 
-def _publish(out: Path, partial: Path, model: Loaded, points: Points, recipe: dict[str, Any]) -> None:
+def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
     """The finished folder takes its place in one step; only then does the unfinished one go."""
     with replacing(out) as fresh:
         folders.save(fresh, model)

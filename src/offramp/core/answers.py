@@ -27,7 +27,7 @@ class Result:
 
     logits: Tensor  # [rows, outputs] or [tokens, outputs]
     exit_layer: Tensor  # [rows] float64: whole numbers, or the mean over tokens that left one by one
-    log: list[Event]
+    trace: list[Event]
 
 
 def answer(owners: Packed, logits: Tensor, layer: int) -> Answer:
@@ -42,12 +42,12 @@ def answer(owners: Packed, logits: Tensor, layer: int) -> Answer:
     return Answer(owners.rows["origin"], owners.tokens["origin"], logits, layers)
 
 
-def gather(answers: list[Answer], per_token: bool, log: list[Event]) -> Result:
+def gather(answers: list[Answer], per_token: bool, trace: list[Event]) -> Result:
     """All groups together, in order."""
     if len(answers) == 1:  # everybody left together, in order
-        return Result(answers[0].logits.float(), answers[0].layers, log)
+        return Result(answers[0].logits.float(), answers[0].layers, trace)
     rows = torch.cat([answer.rows for answer in answers])
     layers = torch.cat([answer.layers for answer in answers])
     owner = torch.cat([answer.tokens for answer in answers]) if per_token else rows
     logits = torch.cat([answer.logits.float() for answer in answers])
-    return Result(logits[owner.argsort()], layers[rows.cpu().argsort()], log)
+    return Result(logits[owner.argsort()], layers[rows.cpu().argsort()], trace)

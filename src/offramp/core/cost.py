@@ -17,7 +17,7 @@ from torch import Tensor
 class Event(NamedTuple):
     """One thing the loop did, for all rows at once."""
 
-    what: Literal["embed", "attend", "feed", "head", "doubt", "extra"]
+    kind: Literal["embed", "attend", "feed", "head", "exit_unit", "predictor"]
     layer: int
     rows: Tensor  # [n] which rows of the original batch
     tokens: Tensor  # [n] tokens computed in each
@@ -42,32 +42,32 @@ class HeadCost(NamedTuple):
     pair: float = 0.0
 
 
-class Prices(Protocol):
+class CostModel(Protocol):
     """What a model's parts cost."""
 
-    def embed(self) -> HeadCost:
+    def embed_cost(self) -> HeadCost:
         """Projections among the embeddings."""
 
-    def layer(self, layer: int) -> LayerCost:
+    def layer_cost(self, layer: int) -> LayerCost:
         """Layer 1…L."""
 
-    def head(self, layer: int) -> HeadCost:
+    def exit_cost(self, layer: int) -> HeadCost:
         """Exit after layer 0…L."""
 
-    def doubt(self, layer: int) -> HeadCost:
+    def exit_unit_cost(self, layer: int) -> HeadCost:
         """A learned unit that says how unsure an exit is."""
 
-    def extra(self, layer: int) -> HeadCost:
+    def predictor_cost(self, layer: int) -> HeadCost:
         """What a method computes besides (token predictors)."""
 
 
-def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
+def macs(trace: Sequence[Event], costs: CostModel, rows: int) -> Tensor:
     """MACs of every row of the batch."""  # [rows] float64
     sums: dict[tuple[int, int, int], tuple[Event, list[float]]] = {}
-    for event in log:  # what was done to the same rows and tokens is added up before it is spread over them
+    for event in trace:  # what was done to the same rows and tokens is added up before it is spread over them
         same = (id(event.rows), id(event.tokens), id(event.keys))
         total = sums.setdefault(same, (event, [0.0, 0.0, 0.0, 0.0]))[1]
-        for i, share in enumerate(_shares(event, prices)):
+        for i, share in enumerate(_shares(event, costs)):
             total[i] += share
     spent = np.zeros(rows)
     if rows == 1:  # plain numbers are quicker than columns of one
@@ -83,47 +83,47 @@ def macs(log: Sequence[Event], prices: Prices, rows: int) -> Tensor:
     return torch.from_numpy(spent)
 
 
-def _shares(event: Event, prices: Prices) -> tuple[float, float, float, float]:
+def _shares(event: Event, costs: CostModel) -> tuple[float, float, float, float]:
     """MACs per row, per token, per key and per pair."""
-    what, layer = event.what, event.layer
-    if what == "attend":
-        cost = prices.layer(layer)
+    kind, layer = event.kind, event.layer
+    if kind == "attend":
+        cost = costs.layer_cost(layer)
         return 0.0, cost.query, cost.key, cost.pair
-    if what == "feed":
-        return 0.0, prices.layer(layer).feed, 0.0, 0.0
-    if what == "embed":
-        flat = prices.embed()
-    elif what == "head":
-        flat = prices.head(layer)
+    if kind == "feed":
+        return 0.0, costs.layer_cost(layer).feed, 0.0, 0.0
+    if kind == "embed":
+        flat = costs.embed_cost()
+    elif kind == "head":
+        flat = costs.exit_cost(layer)
     else:
-        flat = prices.doubt(layer) if what == "doubt" else prices.extra(layer)
+        flat = costs.exit_unit_cost(layer) if kind == "exit_unit" else costs.predictor_cost(layer)
     return flat.row, flat.token, 0.0, flat.pair
 
 
-def full(prices: Prices, depth: int, lengths: Tensor) -> Tensor:
+def full(costs: CostModel, depth: int, lengths: Tensor) -> Tensor:
     """MACs of the full model (all layers, all tokens, last head only) for rows of these lengths."""
     n, rows = lengths, torch.arange(lengths.shape[0])
-    log = [Event("embed", 0, rows, n, n)]
+    trace = [Event("embed", 0, rows, n, n)]
     for layer in range(1, depth + 1):
-        log += [Event("attend", layer, rows, n, n), Event("feed", layer, rows, n, n)]
-    return macs([*log, Event("head", depth, rows, n, n)], prices, lengths.shape[0])
+        trace += [Event("attend", layer, rows, n, n), Event("feed", layer, rows, n, n)]
+    return macs([*trace, Event("head", depth, rows, n, n)], costs, lengths.shape[0])
 
 
-def tokens_fed(log: Sequence[Event], depth: int) -> Tensor:
+def tokens_fed(trace: Sequence[Event], depth: int) -> Tensor:
     """Tokens that each layer computed, of all rows together."""  # [layers]
     total = np.zeros(depth)
-    for event in log:
-        if event.what == "feed":
+    for event in trace:
+        if event.kind == "feed":
             total[event.layer - 1] += int(event.tokens.sum())
     return torch.from_numpy(total)
 
 
-def tokens_kept(log: Sequence[Event], depth: int, rows: int) -> Tensor:
+def tokens_kept(trace: Sequence[Event], depth: int, rows: int) -> Tensor:
     """Token-layers computed ÷ layers, for every row."""  # [rows]
     total = np.zeros(rows)
-    for event in log:
-        if event.what == "feed" and rows == 1:
+    for event in trace:
+        if event.kind == "feed" and rows == 1:
             total[0] += sum(event.tokens.tolist())
-        elif event.what == "feed":
+        elif event.kind == "feed":
             np.add.at(total, event.rows.numpy(force=True), event.tokens.numpy())
     return torch.from_numpy(total / depth)

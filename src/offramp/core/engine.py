@@ -35,15 +35,15 @@ class Engine(Protocol):
             x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
         return x
 
-    def opened(self, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    def opened(self, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """Embeddings and what the exit on them says, where both together are cheaper; by default embeddings alone."""
         return self.embed(packed), None
 
-    def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    def answered(self, layer: int, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A whole layer and what its exit says, where both together are cheaper; by default the layer alone."""
         return self.whole(range(layer, layer + 1), packed.states, packed.layout), None
 
-    def straight(self, heads: Heads, packed: Packed) -> Tensor:
+    def straight(self, heads: ExitHeads, packed: Packed) -> Tensor:
         """Embeddings, all layers and the last exit, where nobody looks at all: logits; by default one after another."""
         states = self.whole(range(1, self.depth + 1), self.embed(packed), packed.layout)
         return heads(self.depth, packed.with_states(states))
@@ -52,12 +52,12 @@ class Engine(Protocol):
         """Held while a batch runs: an engine with threads of its own keeps torch's out of their way."""
         return nullcontext()
 
-    def exits(self, heads: Heads) -> Heads:
+    def exits(self, heads: ExitHeads) -> ExitHeads:
         """The same exits as this engine runs them; by default as they are."""
         return heads
 
 
-class Heads(Protocol):
+class ExitHeads(Protocol):
     """The exits: what the model would answer after a layer."""
 
     @property
@@ -67,8 +67,8 @@ class Heads(Protocol):
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits per row or per token."""
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """How unsure a learned unit is of each row's answer, or of each layer above being needed, 0…1."""
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         """What a method's own predictor before `layer` says of each token."""

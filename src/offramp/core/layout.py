@@ -151,9 +151,7 @@ def _buckets(queries: Ints, keys: Ints, groups: list[Ints], device: torch.device
         q1, k1 = q0 + len(rows) * tall, k0 + len(rows) * wide
         real = _real(keys[rows], wide, device)
         mask = None if real is None else real[:, None, None, :]
-        bucket = Bucket(
-            len(rows), tall, wide, slice(q0, q1), slice(k0, k1), mask, _real(queries[rows], tall, device)
-        )
+        bucket = Bucket(len(rows), tall, wide, slice(q0, q1), slice(k0, k1), mask, _real(queries[rows], tall, device))
         buckets.append(bucket)
         q0, k0 = q1, k1
     return tuple(buckets)

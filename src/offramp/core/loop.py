@@ -18,11 +18,11 @@ from torch import Tensor
 from offramp.core.answers import Answer, Result, answer, gather
 from offramp.core.attention import Scores, layout
 from offramp.core.cost import Event
-from offramp.core.engine import Engine, Heads
+from offramp.core.engine import Engine, ExitHeads
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 
-__all__ = ["Engine", "Heads", "Result", "State", "run"]
+__all__ = ["Engine", "ExitHeads", "Result", "State", "run"]
 
 
 @dataclass
@@ -31,11 +31,11 @@ class State:
 
     packed: Packed  # rows and tokens still going
     base: Packed  # the whole batch, dropped tokens as they were when they left
-    heads: Heads
+    heads: ExitHeads
     depth: int
     layer: int = 0
     shortened: bool = False  # tokens were dropped that answers still need
-    log: list[Event] = field(default_factory=list)
+    trace: list[Event] = field(default_factory=list)
     _logits: Tensor | None = None
     _ready: Tensor | None = None  # logits that came with the layer; counted when asked for
 
@@ -44,20 +44,20 @@ class State:
         if self._logits is None:
             whole = self.whole() if self.heads.per_token else self.packed
             self._logits = self.heads(self.layer, whole) if self._ready is None else self._ready
-            self.log.append(Event("head", self.layer, whole.rows["origin"], whole.lengths, whole.lengths))
+            self.trace.append(Event("head", self.layer, whole.rows["origin"], whole.lengths, whole.lengths))
         return self._logits
 
-    def unsure(self) -> Tensor:
+    def exit_unit(self) -> Tensor:
         """What the method's learned unit says of each row after the current layer; counted."""  # [rows, …]
         packed = self.whole() if self.heads.per_token else self.packed
-        self.log.append(Event("doubt", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
-        return self.heads.unsure(self.layer, packed)
+        self.trace.append(Event("exit_unit", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return self.heads.exit_unit(self.layer, packed)
 
-    def predict(self) -> Tensor:
+    def predictor(self) -> Tensor:
         """What the method's own predictor before the current layer says of each token; counted."""  # [tokens, …]
         packed = self.packed
-        self.log.append(Event("extra", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
-        return self.heads.predict(self.layer, packed)
+        self.trace.append(Event("predictor", self.layer, packed.rows["origin"], packed.lengths, packed.lengths))
+        return self.heads.predictor(self.layer, packed)
 
     def settle(self, done: Tensor) -> None:
         """Tokens whose answer stands from now on: what the exit says is kept, and they go idle."""
@@ -98,44 +98,44 @@ class State:
         self._logits = self._ready = None
 
 
-def run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
+def run(engine: Engine, heads: ExitHeads, policy: Policy, packed: Packed) -> Result:
     """A packed batch through the layers, as far as the policy sends each row and token."""
     with engine.room():
         return _run(engine, heads, policy, packed)
 
 
-def _run(engine: Engine, heads: Heads, policy: Policy, packed: Packed) -> Result:
+def _run(engine: Engine, heads: ExitHeads, policy: Policy, packed: Packed) -> Result:
     if not policy.wants_anything(engine.depth):
         return _straight(engine, heads, packed)
     asked = policy.wants_logits(0)
     states, ready = engine.opened(heads, packed) if asked else (engine.embed(packed), None)
     packed = packed.with_states(states)
     s = State(packed, packed, heads, engine.depth, _ready=ready)
-    s.log.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
+    s.trace.append(Event("embed", 0, packed.rows["origin"], packed.lengths, packed.lengths))
     answers: list[Answer] = []
-    policy.begin(s)
-    _leave(policy.leave(0, s), s, answers)
+    policy.on_embeddings(s)
+    _leave(policy.should_exit(0, s), s, answers)
     while s.layer < s.depth and s.packed.count > 0:
         s.layer, s._logits, s._ready = s.layer + 1, None, None
-        s.drop(policy.enter(s.layer, s))
+        s.drop(policy.before_layer(s.layer, s))
         if "gate" in s.packed.tokens or policy.wants_attended(s.layer):
             scores = _attend(engine, s.layer, s, policy.wants_scores(s.layer))
-            s.drop(policy.attended(s.layer, s, scores))
+            s.drop(policy.after_attention(s.layer, s, scores))
             _feed(engine, s.layer, s)
         else:
             _whole(engine, policy, s)
         last = s.layer == s.depth
-        _leave(torch.ones(s.packed.count, dtype=torch.bool) if last else policy.leave(s.layer, s), s, answers)
-    return gather(answers, heads.per_token, s.log)
+        _leave(torch.ones(s.packed.count, dtype=torch.bool) if last else policy.should_exit(s.layer, s), s, answers)
+    return gather(answers, heads.per_token, s.trace)
 
 
-def _straight(engine: Engine, heads: Heads, packed: Packed) -> Result:
+def _straight(engine: Engine, heads: ExitHeads, packed: Packed) -> Result:
     """Everybody through everything."""
     depth, done = engine.depth, (packed.rows["origin"], packed.lengths, packed.lengths)
     logits = engine.straight(heads, packed)
-    log = [Event("embed", 0, *done), Event("head", depth, *done)]
-    log += [Event(what, layer, *done) for layer in range(1, depth + 1) for what in ("attend", "feed")]
-    return Result(logits.float(), torch.full((packed.count,), float(depth), dtype=torch.float64), log)
+    trace = [Event("embed", 0, *done), Event("head", depth, *done)]
+    trace += [Event(what, layer, *done) for layer in range(1, depth + 1) for what in ("attend", "feed")]
+    return Result(logits.float(), torch.full((packed.count,), float(depth), dtype=torch.float64), trace)
 
 
 def _whole(engine: Engine, policy: Policy, s: State) -> None:
@@ -154,7 +154,7 @@ def _whole(engine: Engine, policy: Policy, s: State) -> None:
     s.packed = packed.with_states(states)
     for layer in layers:
         done = (layer, packed.rows["origin"], packed.lengths, packed.lengths)
-        s.log += (Event("attend", *done), Event("feed", *done))
+        s.trace += (Event("attend", *done), Event("feed", *done))
 
 
 def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
@@ -176,7 +176,7 @@ def _attend(engine: Engine, layer: int, s: State, wants: bool) -> Scores | None:
         after, scores = engine.attend(layer, before, packed.states, where, wants)
         states = packed.states.index_copy(0, index, _scaled(before, after, gate.index_select(0, index)))
     s.packed = packed.with_states(states)
-    s.log.append(Event("attend", layer, packed.rows["origin"], counts, packed.lengths))
+    s.trace.append(Event("attend", layer, packed.rows["origin"], counts, packed.lengths))
     return scores
 
 
@@ -193,7 +193,7 @@ def _feed(engine: Engine, layer: int, s: State) -> None:
         before = packed.states.index_select(0, index)
         after = _scaled(before, engine.feed(layer, before), gate.index_select(0, index))
         s.packed = packed.with_states(packed.states.index_copy(0, index, after))
-    s.log.append(Event("feed", layer, packed.rows["origin"], counts, packed.lengths))
+    s.trace.append(Event("feed", layer, packed.rows["origin"], counts, packed.lengths))
 
 
 def _scaled(before: Tensor, after: Tensor, gate: Tensor) -> Tensor:

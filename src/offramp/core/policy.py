@@ -24,42 +24,42 @@ class Policy:
         asks = (self.wants_enter, self.wants_attended, self.wants_leave)
         looks = any(ask(layer) for layer in range(1, depth) for ask in asks)
         ends = self.wants_leave(0) or self.wants_enter(depth) or self.wants_attended(depth)
-        return looks or ends or type(self).begin is not Policy.begin
+        return looks or ends or type(self).on_embeddings is not Policy.on_embeddings
 
-    def begin(self, s: State) -> None:
+    def on_embeddings(self, s: State) -> None:
         """Sees the embeddings; planned depths are written into columns here."""
 
     def wants_enter(self, layer: int) -> bool:
-        """Whether `enter` does anything at this layer; where nothing is wanted, layers may be run together."""
-        return type(self).enter is not Policy.enter
+        """Whether `before_layer` does anything at this layer; where nothing is wanted, layers may be run together."""
+        return type(self).before_layer is not Policy.before_layer
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         """Before attention: which tokens go on ([tokens] bool, None = all). May set the token column `gate`."""
 
     def wants_scores(self, layer: int) -> bool:
-        """Whether `attended` needs attention scores at this layer; only those layers pay for them."""
+        """Whether `after_attention` needs attention scores at this layer; only those layers pay for them."""
         return False
 
     def wants_attended(self, layer: int) -> bool:
-        """Whether `attended` does anything at this layer; where not, its halves may be run together."""
-        return type(self).attended is not Policy.attended
+        """Whether `after_attention` does anything at this layer; where not, its halves may be run together."""
+        return type(self).after_attention is not Policy.after_attention
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
 
     def wants_leave(self, layer: int) -> bool:
-        """Whether `leave` does anything after this layer."""
-        return type(self).leave is not Policy.leave
+        """Whether `should_exit` does anything after this layer."""
+        return type(self).should_exit is not Policy.should_exit
 
     def wants_logits(self, layer: int) -> bool:
-        """Whether `leave` will surely ask for `s.logits()`: an engine may then compute them with the layer."""
+        """Whether `should_exit` will surely ask for `s.logits()`: an engine may then compute them with the layer."""
         return False
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
 
     def why(self, layer: int, s: State) -> str:
-        """What `leave` looked at for the first row, in words, for people; asked only after `leave` was."""
+        """What `should_exit` looked at for the first row, in words, for people; asked only after `should_exit` was."""
         return ""
 
     def sentence_depths(self, source: Tensor) -> Tensor | None:
@@ -71,7 +71,7 @@ class Policy:
         this block leaves now; None = as said before). `logits()` is what the exit here says, computed once, counted."""
 
 
-class Both(Policy):
+class PairPolicy(Policy):
     """Two policies as one: a token goes on if both let it, a row is done if either says so."""
 
     def __init__(self, first: Policy, second: Policy) -> None:
@@ -80,15 +80,15 @@ class Both(Policy):
     def wants_anything(self, depth: int) -> bool:
         return any(policy.wants_anything(depth) for policy in self.pair)
 
-    def begin(self, s: State) -> None:
+    def on_embeddings(self, s: State) -> None:
         for policy in self.pair:
-            policy.begin(s)
+            policy.on_embeddings(s)
 
     def wants_enter(self, layer: int) -> bool:
         return any(policy.wants_enter(layer) for policy in self.pair)
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
-        return _merge([policy.enter(layer, s) for policy in self.pair], all_must=True)
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        return _merge([policy.before_layer(layer, s) for policy in self.pair], all_must=True)
 
     def wants_scores(self, layer: int) -> bool:
         return any(policy.wants_scores(layer) for policy in self.pair)
@@ -96,8 +96,8 @@ class Both(Policy):
     def wants_attended(self, layer: int) -> bool:
         return any(policy.wants_attended(layer) for policy in self.pair)
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return _merge([policy.attended(layer, s, scores) for policy in self.pair], all_must=True)
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return _merge([policy.after_attention(layer, s, scores) for policy in self.pair], all_must=True)
 
     def wants_leave(self, layer: int) -> bool:
         return any(policy.wants_leave(layer) for policy in self.pair)
@@ -105,8 +105,8 @@ class Both(Policy):
     def wants_logits(self, layer: int) -> bool:
         return any(policy.wants_logits(layer) for policy in self.pair)
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
-        return _merge([policy.leave(layer, s) for policy in self.pair], all_must=False)
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
+        return _merge([policy.should_exit(layer, s) for policy in self.pair], all_must=False)
 
     def why(self, layer: int, s: State) -> str:
         return ", ".join(said for policy in self.pair if (said := policy.why(layer, s)))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offramp.decoding.exits import doubts
+from offramp.decoding.exits import uncertainties
 from offramp.decoding.teacher_forcing import Lesson, prices, unit_of
 from offramp.decoding.training import marks
 from offramp.nn.batches import Data, batch
@@ -36,7 +36,7 @@ GRAMS = 4
 class WordTable:
     """What leaving after each block means, for every recorded word."""
 
-    doubt: Array  # [blocks − 1, words]
+    uncertainty: Array  # [blocks − 1, words]
     right: Bools  # [blocks, words]
     place: NDArray[np.int64]  # [words] position in its sentence, from 0
     reach: Array  # [blocks] MACs of a word that goes so far, copies above included
@@ -58,15 +58,15 @@ def record_words(network: Network, data: Data, size: int = 64) -> WordTable:
         with torch.inference_mode():
             lesson = Lesson(network, made)
             taught = lesson.taught(lesson.source())
-            doubt = doubts(network, taught).double().cpu().numpy()
+            uncertainty = uncertainties(network, taught).double().cpu().numpy()
             right = marks(network, taught, 0.0, range(1, network.depth + 1)).right.cpu().numpy()
-        parts.append((doubt, right, np.concatenate([np.arange(n) for n in taught.lengths.tolist()])))
-    doubt, right, place = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+        parts.append((uncertainty, right, np.concatenate([np.arange(n) for n in taught.lengths.tolist()])))
+    uncertainty, right, place = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
     known = prices(network)
     word = np.cumsum([block.word for block in known.blocks])
     above = np.array([sum(block.copy for block in known.blocks[n:]) for n in range(1, network.depth + 1)])
     ask = known.vocabulary if unit_of(network) is None else known.word
-    return WordTable(doubt, right, place, word + above, ask)
+    return WordTable(uncertainty, right, place, word + above, ask)
 
 
 def replay(table: WordTable, thresholds: Array) -> tuple[Array, Array]:
@@ -77,14 +77,14 @@ def replay(table: WordTable, thresholds: Array) -> tuple[Array, Array]:
 
 
 def _replay(table: WordTable, thresholds: Array) -> tuple[Array, Array]:
-    draws, words = len(thresholds), table.doubt.shape[1]
+    draws, words = len(thresholds), table.uncertainty.shape[1]
     going = np.ones((draws, words), dtype=bool)
     right = np.zeros((draws, words), dtype=bool)
     cost = np.zeros(draws)
     for block in range(table.blocks - 1):
         limit = thresholds[:, block, None]
         cost += table.ask * going.sum(1) * (limit[:, 0] > 0)
-        leaving = going & (table.doubt[block] < limit)
+        leaving = going & (table.uncertainty[block] < limit)
         right |= leaving & table.right[block]
         cost += table.reach[block] * leaving.sum(1)
         going &= ~leaving
@@ -113,7 +113,7 @@ def draw(table: WordTable, count: int, seed: int = 0) -> Array:
     rng, blocks = np.random.default_rng(seed), table.blocks - 1
     third = count // 3
     ranks = np.concatenate((rng.random((third, blocks)), np.repeat(rng.random((third, 1)), blocks, axis=1)))
-    ordered = np.sort(table.doubt, axis=1)
+    ordered = np.sort(table.uncertainty, axis=1)
     index = (ranks * (ordered.shape[1] - 1)).astype(int)
     by_rank = ordered[np.arange(blocks)[None, :], index] * 1.0001
     return np.clip(np.concatenate((rng.random((count - 2 * third, blocks)), by_rank)), 0.0, 1.0)

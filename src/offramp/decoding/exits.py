@@ -173,7 +173,7 @@ class ConfidencePolicy(DoubtfulPolicy):
     def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         if self.limits[block - 1] == 0.0:
             return None
-        return torch.where(hesitation(logits()) < self.limits[block - 1], block, self.depth)
+        return torch.where(least_confidence(logits()) < self.limits[block - 1], block, self.depth)
 
 
 def decoder_policy(network: Network, settings: DecoderSettings) -> Policy:
@@ -193,7 +193,7 @@ def decoder_policy(network: Network, settings: DecoderSettings) -> Policy:
     return MultinomialPolicy(network, settings) if unit is not None else ConfidencePolicy(network, settings)
 
 
-def hesitation(logits: Tensor) -> Tensor:
+def least_confidence(logits: Tensor) -> Tensor:
     """One minus the largest probability: [n, vocabulary] → [n]."""
     return 1.0 - (logits.amax(-1) - logits.logsumexp(-1)).exp()
 
@@ -203,13 +203,13 @@ def tail(logits: Tensor) -> Tensor:
     return (1.0 - logits.float().softmax(-1).cumsum(-1)[:, :-1]).clamp(min=0.0)
 
 
-def first_below(doubt: Tensor, limits: Tensor) -> Tensor:
+def first_below(uncertainty: Tensor, limits: Tensor) -> Tensor:
     """The first block whose doubt is below its limit, else the last: [blocks − 1, n], [blocks − 1] → depths [n]."""
-    blocks = torch.arange(1, doubt.shape[0] + 1, device=doubt.device)[:, None]
-    return torch.where(doubt < limits[:, None], blocks, doubt.shape[0] + 1).amin(0)
+    blocks = torch.arange(1, uncertainty.shape[0] + 1, device=uncertainty.device)[:, None]
+    return torch.where(uncertainty < limits[:, None], blocks, uncertainty.shape[0] + 1).amin(0)
 
 
-def doubts(network: Network, taught: Taught) -> Tensor:
+def uncertainties(network: Network, taught: Taught) -> Tensor:
     """The doubt of every taught word after every block but the last."""  # [blocks − 1, words]
     unit = unit_of(network)
     below = taught.words[:-1]
@@ -220,4 +220,4 @@ def doubts(network: Network, taught: Taught) -> Tensor:
     if unit is not None:
         return tail(unit(below[0])).T
     scored = zip(exits(network), below, strict=False)
-    return torch.stack([hesitation(score(states).float()) for score, states in scored])
+    return torch.stack([least_confidence(score(states).float()) for score, states in scored])

@@ -19,7 +19,7 @@ from offramp.nn.network import Network
 from offramp.training.forward import trace
 
 IGNORED = -100  # beyond a sentence's end
-UNIT = "halt"  # where a method keeps the unit that decides depths
+UNIT = "halting_unit"  # where a method keeps the unit that decides depths
 OWN = "vocabularies"  # where a method keeps vocabularies of its own for exits below the last
 
 

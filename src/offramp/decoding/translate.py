@@ -19,7 +19,7 @@ from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import decoder_of, prices, rules, side_by_side, speaker
 from offramp.nn.batches import packed_rows
 from offramp.nn.network import Network
-from offramp.nn.outputs import Array, Outcome
+from offramp.nn.outputs import Array, RunOutput
 
 
 class _States:
@@ -33,11 +33,11 @@ class _States:
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         return self.final(packed.states)
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """Nobody asks."""
         raise NotImplementedError
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         """Nobody asks."""
         raise NotImplementedError
 
@@ -49,7 +49,7 @@ def limit(tokens: int, positions: int) -> int:
 
 def translate_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
-) -> Outcome:
+) -> RunOutput:
     """Rows sorted by length into batches, sentences in the order given."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
     said: list[Said] = [Said()] * len(encoded)
@@ -64,7 +64,7 @@ def translate_encoded(
         macs[index], full[index], kept[index] = spent
     answers = [np.stack((one.pieces, one.exits), axis=1) for one in said]
     layers = np.array([np.mean(one.exits) for one in said])
-    return Outcome(answers, layers, macs, kept, full=full)
+    return RunOutput(answers, layers, macs, kept, full=full)
 
 
 def translate_packed(

@@ -179,7 +179,7 @@ def _disagrees(lane: Course, contender: Contender, scored: Mapping[Contender, Sc
         return None
     answers = exits = None
     if one.answers is not None and exact.answers is not None:
-        answers = round(float(np.mean(lane.task.departures(one.answers, exact.answers))), 6)
+        answers = round(float(np.mean(lane.task.disagreement(one.answers, exact.answers))), 6)
     if one.exits is not None and exact.exits is not None:
         exits = round(lane.moved(one.exits, exact.exits), 6)
     return {"answers": answers, "exits": exits}
@@ -222,4 +222,3 @@ def answer_alone(ground: Ground, contender: Contender, batches: Sequence[Batch])
     answer = open_alone(ground, contender)
     for batch in batches:
         answer(batch)
-

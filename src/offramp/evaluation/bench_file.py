@@ -40,9 +40,7 @@ METHOD = {
 }
 
 
-def header(
-    model: Predictor, lane: Course, source: str, command: str, plan: Mapping[str, Any]
-) -> dict[str, Any]:
+def header(model: Predictor, lane: Course, source: str, command: str, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but the entries."""
     lengths = [len(row.ids) for row in lane.data.encoded]
     return {

@@ -146,9 +146,7 @@ def entry(cells: list[Cell], *files: str) -> Entry:
     """Cells that are all of one trained model on one split, full depth first."""
     first, metric = cells[0], metric_of(cells[0])
     full = next((c for c in cells if c.get("chosen", {}).get("by", "full") == "full"), first)
-    chosen = {
-        str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
-    }
+    chosen = {str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"}
     curve = [_at(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
     said = variant(options_of(first))
     named = (first["method"], said, first["model"], first["data"], first["split"], first.get("seed"))

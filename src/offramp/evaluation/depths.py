@@ -85,7 +85,7 @@ def _look_up(predictor: Predictor, encoded: Sequence[Encoded], settings: Any) ->
     packed = packed_rows(predictor.task, encoded).to(predictor.network.device)
     state = State(packed, packed, predictor.network, predictor.network.depth)
     with torch.inference_mode():
-        predictor.model.method.policy(predictor.network, settings).begin(state)
+        predictor.model.method.policy(predictor.network, settings).on_embeddings(state)
     return state.packed.tokens["depth"][words_of(packed).first].cpu()
 
 

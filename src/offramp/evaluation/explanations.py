@@ -77,29 +77,29 @@ class _Watch(policy.Policy):
     steps: list[tuple[int, list[str], Tensor | None, str, bool]] = field(default_factory=list)
     last: list[str] = field(default_factory=list)
 
-    def begin(self, s: State) -> None:
-        self.inner.begin(s)
+    def on_embeddings(self, s: State) -> None:
+        self.inner.on_embeddings(s)
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
-        return self._kept(s, self.inner.enter(layer, s))
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        return self._kept(s, self.inner.before_layer(layer, s))
 
     def wants_scores(self, layer: int) -> bool:
         return self.inner.wants_scores(layer)
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return self._kept(s, self.inner.attended(layer, s, scores))
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        return self._kept(s, self.inner.after_attention(layer, s, scores))
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
-        before = len(s.log)
-        done = self.inner.leave(layer, s)
-        asked = any(event.what in ("head", "doubt") for event in s.log[before:])
-        log, logits = list(s.log), s._logits
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
+        before = len(s.trace)
+        done = self.inner.should_exit(layer, s)
+        asked = any(event.kind in ("head", "exit_unit") for event in s.trace[before:])
+        log, logits = list(s.trace), s._logits
         why = self.inner.why(layer, s)
         whole = s.whole() if self.network.per_token else s.packed
-        said = self.network(layer, whole) if layer in self.network.ramps else None
+        said = self.network(layer, whole) if layer in self.network.exit_heads else None
         if said is not None and "left" in whole.tokens:  # a word that has its tag keeps it
             said = torch.where((whole.tokens["left"] >= 0)[:, None], whole.tokens["answer"], said)
-        s.log[:], s._logits = log, logits  # looking costs nothing
+        s.trace[:], s._logits = log, logits  # looking costs nothing
         self._kept(s, None)
         self.steps.append((layer, self.last, said, why, asked))
         return done
@@ -182,7 +182,7 @@ def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given
     watch = _Watch(method.policy(network, settings), network, len(encoded.ids))
     with torch.inference_mode():
         made = run(predictor.engine, network, watch, packed)
-    spent, full = cost.macs(made.log, network, 1), cost.full(network.uncut, network.depth, packed.lengths)
+    spent, full = cost.macs(made.trace, network, 1), cost.full(network.uncut, network.depth, packed.lengths)
 
     def answer(logits: Tensor | None) -> dict[str, Any] | None:
         if logits is None:

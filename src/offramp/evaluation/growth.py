@@ -143,7 +143,7 @@ class Looks(Policy):
     def wants_attended(self, layer: int) -> bool:
         return self.halves
 
-    def leave(self, layer: int, s: State) -> torch.Tensor:
+    def should_exit(self, layer: int, s: State) -> torch.Tensor:
         return torch.zeros(s.packed.count, dtype=torch.bool)
 
 
@@ -179,11 +179,11 @@ class Nothing(Engine):
         """No opinion."""
         return torch.zeros(packed.total if self.per_token else packed.count, self.outputs)
 
-    def unsure(self, layer: int, packed: Packed) -> torch.Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> torch.Tensor:
         """No doubt."""
         return torch.zeros(packed.count)
 
-    def predict(self, layer: int, packed: Packed) -> torch.Tensor:
+    def predictor(self, layer: int, packed: Packed) -> torch.Tensor:
         """No prediction."""
         return torch.zeros(packed.total)
 

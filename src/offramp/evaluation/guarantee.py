@@ -50,8 +50,11 @@ def broken(predictor: Predictor, rows: Sequence[Mapping[str, Any]], draws: Draws
         raise OfframpError(f"{draws.rows} rows for each proof", f"{len(rows)} rows", fix)
     risks.check(draws.risk, draws.confidence, draws.rows - draws.rows // 2)
     data, started = labelled(predictor, rows, origin), time.perf_counter()
-    subject, tape = Subject(predictor.network, method, data), record(
-        predictor.network, data, engine=predictor.engine, policy=method.policy(predictor.network, method.settings())
+    subject, tape = (
+        Subject(predictor.network, method, data),
+        record(
+            predictor.network, data, engine=predictor.engine, policy=method.policy(predictor.network, method.settings())
+        ),
     )
     found, shares, cheaper = [], [], 0
     for trial in range(draws.trials):

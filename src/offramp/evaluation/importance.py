@@ -15,7 +15,7 @@ from torch import Tensor
 from offramp import engines
 from offramp.core import policy
 from offramp.core.loop import State, run
-from offramp.inference.run_folder import Loaded
+from offramp.inference.run_folder import LoadedRun
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.nn.token_scorers import contributions
@@ -58,13 +58,13 @@ class _Listening(policy.Policy):
     tokens: int
     said: list[Tensor] = field(default_factory=list)
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
-        share = contributions(self.network.predict(layer, s.packed), s.packed)
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        share = contributions(self.network.predictor(layer, s.packed), s.packed)
         self.said.append(share.new_zeros(self.tokens).index_copy(0, s.packed.tokens["origin"], share))
-        return self.inner.enter(layer, s)
+        return self.inner.before_layer(layer, s)
 
 
-def predicted(model: Loaded, row: Batch, scale: float) -> Tensor:
+def predicted(model: LoadedRun, row: Batch, scale: float) -> Tensor:
     """What an AdapLeR run's predictors say before each layer, tokens leaving as they do at this scale."""
     network = model.network
     inner = model.method.policy(network, model.method.settings(scale=scale))

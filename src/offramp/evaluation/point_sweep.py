@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.collect import LOSSES
 from offramp.evaluation.result_cells import Measured, Origin, cell, compute_of, labelled
 from offramp.inference.batching import score
-from offramp.inference.operating_points import Guarantee, Point
+from offramp.inference.operating_points import Guarantee, OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 
@@ -31,7 +31,7 @@ def sweep(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origi
         raise OfframpError("a curve", "a model without operating points", "run `offramp calibrate` on it first")
     data = labelled(predictor, rows, origin)
     measure = cache(_measurer(predictor, data, batch_size))
-    wishes: list[tuple[str, float | None, Point | Guarantee]] = [("full", None, points.loosest)]
+    wishes: list[tuple[str, float | None, OperatingPoint | Guarantee]] = [("full", None, points.loosest)]
     wishes += [("max_loss", loss, points.choose(None, loss)) for loss in LOSSES]
     wishes += [("risk", proven.risk, proven) for proven in points.guarantees]
     cells = []
@@ -42,16 +42,16 @@ def sweep(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origi
     return cells
 
 
-def _settings(predictor: Predictor, point: Point | Guarantee) -> Any:
+def _settings(predictor: Predictor, point: OperatingPoint | Guarantee) -> Any:
     return methods.configure(predictor.model.method.settings, point.settings, predictor.model.method.name)
 
 
-def _expected(point: Point | Guarantee) -> Cell:
+def _expected(point: OperatingPoint | Guarantee) -> Cell:
     """What calibration found, on its own rows."""
     return {name: value for name, value in asdict(point).items() if name != "settings"}
 
 
-def _spot(predictor: Predictor, point: Point, made: Measured) -> Cell:
+def _spot(predictor: Predictor, point: OperatingPoint, made: Measured) -> Cell:
     """A place on the curve: what was promised and what came of it."""
     compute = compute_of(predictor, made.data, made.outcome)
     found = {name: round(value, 6) for name, value in made.metrics.items()}

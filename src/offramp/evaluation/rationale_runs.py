@@ -22,7 +22,7 @@ from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import Loaded
+from offramp.inference.run_folder import LoadedRun
 from offramp.nn.batches import Data
 from offramp.training.schedule import Schedule
 from offramp.utils.files import read_json, replacing, write_json, write_text
@@ -81,7 +81,7 @@ def _jsonl(path: Path, rows: Sequence[Row]) -> str:
     return str(path)
 
 
-def _trained(study: Study, name: str, rows: Sequence[Row], train: Train, **more: Any) -> Loaded:
+def _trained(study: Study, name: str, rows: Sequence[Row], train: Train, **more: Any) -> LoadedRun:
     """A run on these rows: opened if it is there, else trained or gone on with. Held-out rows choose its epoch."""
     out = study.folder("runs", name)
     if not folders.is_run(out):
@@ -136,7 +136,7 @@ def select(study: Study, train: Train) -> dict[str, Any]:
     return made
 
 
-def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None, told: bool = True) -> list[dict[str, Any]]:
+def _kept(full: LoadedRun, rows: Sequence[Marked], strategy: str | None, told: bool = True) -> list[dict[str, Any]]:
     """Texts of the chosen words; of all words that fit without a strategy. `told`: whether labels may be looked at."""
     made = []
     for row in rows:
@@ -145,12 +145,12 @@ def _kept(full: Loaded, rows: Sequence[Marked], strategy: str | None, told: bool
     return made
 
 
-def _macs(model: Loaded, rows: Sequence[Row]) -> float:
+def _macs(model: LoadedRun, rows: Sequence[Row]) -> float:
     predictor = Predictor(model, engine="torch")
     return predictor.full_macs(predictor.prepare(rows, "rows"))
 
 
-def _cell(model: Loaded, rows: Sequence[Row], learned: Sequence[object]) -> dict[str, Any]:
+def _cell(model: LoadedRun, rows: Sequence[Row], learned: Sequence[object]) -> dict[str, Any]:
     """A model on report rows; `learned`: what it was trained on, where nobody marked a word nothing can be chosen."""
     predictor = Predictor(model, engine="torch")
     data = Data(rows, predictor.prepare(rows, "rows"))

@@ -19,7 +19,7 @@ from offramp.data.readers import read, require
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.evaluation import importance
-from offramp.inference.run_folder import Loaded
+from offramp.inference.run_folder import LoadedRun
 from offramp.nn.batches import Batch, Data, batch
 from offramp.training.forward import trace
 
@@ -81,7 +81,7 @@ class Marked:
         return made
 
 
-def marked(model: Loaded, rows: Sequence[Row]) -> list[Marked]:
+def marked(model: LoadedRun, rows: Sequence[Row]) -> list[Marked]:
     """Rows cut to the model's length; those of which no marked word is left are left out."""
     encoded = encode_words(model.tokenizer, [row["tokens"] for row in rows], model.max_length)
     made = []
@@ -93,14 +93,14 @@ def marked(model: Loaded, rows: Sequence[Row]) -> list[Marked]:
     return made
 
 
-def as_batch(model: Loaded, row: Marked) -> Batch:
+def as_batch(model: LoadedRun, row: Marked) -> Batch:
     """One row with its gold label."""
     task = model.network.task
     one = Encoded(row.encoded.ids, row.encoded.types, 0, row.encoded.words, [], 0)
     return batch(task, Data([{"label": row.label}], [one]), [0], None).to(model.network.device)
 
 
-def answered(model: Loaded, row: Marked) -> Marked:
+def answered(model: LoadedRun, row: Marked) -> Marked:
     """The row with the label that the model gives it."""
     network, one = model.network, as_batch(model, row)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def answered(model: Loaded, row: Marked) -> Marked:
     return replace(row, label=said["label"])
 
 
-def techniques(full: Loaded, adapler: Loaded, row: Marked, scale: float) -> dict[str, Scores]:
+def techniques(full: LoadedRun, adapler: LoadedRun, row: Marked, scale: float) -> dict[str, Scores]:
     """Shares of tokens by technique."""  # each [layers, tokens]
     attention = importance.attentions(full.network, row.encoded.ids)
     made = {
@@ -121,7 +121,9 @@ def techniques(full: Loaded, adapler: Loaded, row: Marked, scale: float) -> dict
     return {name: shares.double().cpu().numpy() for name, shares in made.items()}
 
 
-def agreement(full: Loaded, adapler: Loaded, rows: Sequence[Marked], scale: float) -> dict[str, dict[str, list[float]]]:
+def agreement(
+    full: LoadedRun, adapler: LoadedRun, rows: Sequence[Marked], scale: float
+) -> dict[str, dict[str, list[float]]]:
     """Mean average precision and false-positive rate per technique and layer."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     for row in rows:
@@ -136,7 +138,7 @@ def agreement(full: Loaded, adapler: Loaded, rows: Sequence[Marked], scale: floa
     }
 
 
-def chosen(full: Loaded, row: Marked, strategy: str, told: bool) -> list[int]:
+def chosen(full: LoadedRun, row: Marked, strategy: str, told: bool) -> list[int]:
     """The words a strategy keeps, as many as people marked, in their order. `told`: whether the label may be looked at;
     where not, saliency is that of what the model answers."""
     if strategy == "human":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__
-from offramp.inference.batching import Outcome, by_row, score
+from offramp.inference.batching import RunOutput, by_row, score
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from offramp.utils.hardware import hardware
@@ -46,7 +46,7 @@ class Measured:
     data: Data
     settings: Any
     metrics: Mapping[str, float]
-    outcome: Outcome
+    outcome: RunOutput
     batch_size: int
     seconds: float | None = None  # None: replayed, no clock ran
 
@@ -112,7 +112,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return short
 
 
-def compute_of(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, Any]:
+def compute_of(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str, Any]:
     """What was spent, and where rows left."""
     layers, kept, macs = by_row(outcome, data.encoded, len(data.rows))
     exits = Counter(round(layer) for layer in layers.tolist())
@@ -128,7 +128,7 @@ def compute_of(predictor: Predictor, data: Data, outcome: Outcome) -> dict[str, 
     }
 
 
-def _by_layer(data: Data, outcome: Outcome) -> dict[str, list[float]]:
+def _by_layer(data: Data, outcome: RunOutput) -> dict[str, list[float]]:
     """The share of all tokens that each layer still computed, where that was counted."""
     if outcome.fed is None:
         return {}

@@ -27,7 +27,7 @@ from offramp.inference.batching import score
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, batch, packed_rows
 from offramp.nn.exit_oracles import best_exit, row_sums, smoothed
-from offramp.nn.outputs import Outcome
+from offramp.nn.outputs import RunOutput
 from offramp.training.forward import trace
 from offramp.utils.files import replacing
 
@@ -55,7 +55,7 @@ def prepared(predictor: Predictor, rows: Sequence[Row], source: str) -> Data:
     return Data(rows, predictor.prepare(rows, source))
 
 
-def _scored(predictor: Predictor, data: Data, policy: Policy, batch_size: int = 64) -> tuple[float, Outcome]:
+def _scored(predictor: Predictor, data: Data, policy: Policy, batch_size: int = 64) -> tuple[float, RunOutput]:
     metrics, outcome = score(predictor.network, predictor.engine, policy, data, batch_size)
     return round(metrics["bleu"], 3), outcome
 
@@ -84,13 +84,13 @@ def trade_off(predictor: Predictor, data: Data) -> list[dict[str, Any]]:
     return spots
 
 
-def _average_exit(outcome: Outcome) -> float:
+def _average_exit(outcome: RunOutput) -> float:
     """Over words, as in the paper (a result cell's mean is over sentences)."""
     exits = [block for answer in outcome.logits for block in answer[:, 1].tolist()]
     return round(sum(exits) / len(exits), 4)
 
 
-def _share(outcome: Outcome) -> float:
+def _share(outcome: RunOutput) -> float:
     return round(float(outcome.macs.sum() / outcome.full.sum()), 4) if outcome.full is not None else 1.0
 
 

@@ -9,21 +9,23 @@ import torch
 from numpy.typing import NDArray
 
 from offramp.core import cost
-from offramp.core.loop import Engine, Heads, run
+from offramp.core.loop import Engine, ExitHeads, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.decoding.translate import translate_encoded
 from offramp.nn.batches import Data, batch, packed_rows
 from offramp.nn.network import Network
-from offramp.nn.outputs import Array, Outcome
+from offramp.nn.outputs import Array, RunOutput
 from offramp.utils.progress import tell
 
-__all__ = ["Array", "Outcome", "by_row", "full_macs", "metrics_by_loss", "run_encoded", "run_packed", "score"]
+__all__ = ["Array", "RunOutput", "by_row", "full_macs", "metrics_by_loss", "run_encoded", "run_packed", "score"]
 USUAL, MOST = 64, 8  # tokens of a row that batch sizes are told for; how many times more short ones may be
 
 
-def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed, heads: Heads | None = None) -> Outcome:
+def run_packed(
+    network: Network, engine: Engine, policy: Policy, packed: Packed, heads: ExitHeads | None = None
+) -> RunOutput:
     """One batch through the loop. `heads` stands in for the network's own exits when a recording is replayed."""
     if heads is None:
         packed = packed.to(network.device)  # a recording lies on the CPU
@@ -31,18 +33,18 @@ def run_packed(network: Network, engine: Engine, policy: Policy, packed: Packed,
         made = run(engine, heads or engine.exits(network), policy, packed)
     answers = made.logits.cpu().numpy()
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
-    return Outcome(
+    return RunOutput(
         parts,
         made.exit_layer.numpy(),
-        cost.macs(made.log, network, packed.count).numpy(),
-        cost.tokens_kept(made.log, network.depth, packed.count).numpy(),
-        cost.tokens_fed(made.log, network.depth).numpy(),
+        cost.macs(made.trace, network, packed.count).numpy(),
+        cost.tokens_kept(made.trace, network.depth, packed.count).numpy(),
+        cost.tokens_fed(made.trace, network.depth).numpy(),
     )
 
 
 def run_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
-) -> Outcome:
+) -> RunOutput:
     """Rows sorted by length into batches, answers in the order given."""
     if network.decoder is not None:
         return translate_encoded(network, engine, policy, encoded, batch_size)
@@ -57,7 +59,7 @@ def run_encoded(
         fed += 0.0 if made.fed is None else made.fed
         done += len(index)
         tell(done, len(encoded))
-    return Outcome(logits, exits, macs, kept, fed)
+    return RunOutput(logits, exits, macs, kept, fed)
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
@@ -80,11 +82,11 @@ def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
 
 def metrics_by_loss(
     network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
-) -> tuple[dict[str, float], Outcome]:
+) -> tuple[dict[str, float], RunOutput]:
     """Metrics of tasks that are scored by their loss per answer (perplexity); masking depends on the row alone."""
     losses: list[float] = []  # one per masked token
     batch_size = min(batch_size, 8)  # every token answers with a whole vocabulary
-    parts: list[Outcome] = []
+    parts: list[RunOutput] = []
     for start in range(0, len(data.encoded), batch_size):
         made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=None)
         outcome = run_packed(network, engine, policy, made.packed)
@@ -92,13 +94,13 @@ def metrics_by_loss(
         rows = network.task.loss(logits, made.targets, made.packed.lengths, "rows").tolist()
         asked = [int((part >= 0).sum()) for part in made.targets.split(made.packed.lengths.tolist())]
         losses += [loss for loss, count in zip(rows, asked, strict=True) for _ in range(count)]
-        parts.append(Outcome([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
+        parts.append(RunOutput([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
         tell(start + made.packed.count, len(data.encoded))
     joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
-    return network.task.metrics_from_losses(losses), Outcome([], *joined)
+    return network.task.metrics_from_losses(losses), RunOutput([], *joined)
 
 
-def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Array, Array, Array]:
+def by_row(outcome: RunOutput, encoded: Sequence[Encoded], rows: int) -> tuple[Array, Array, Array]:
     """Exit layer, tokens kept and MACs of each input row: windows of one row share the mean and add up the rest."""
     owner = np.array([e.example for e in encoded])
     spent = (outcome.exit_layer, outcome.tokens_kept, outcome.macs)
@@ -106,7 +108,7 @@ def by_row(outcome: Outcome, encoded: Sequence[Encoded], rows: int) -> tuple[Arr
     return layers / np.bincount(owner, minlength=rows), kept, macs
 
 
-def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> Array:
+def full_macs(network: Network, encoded: Sequence[Encoded], outcome: RunOutput | None = None) -> Array:
     """What the full model, with nothing cut off, would spend on each row; for the same words, where words are said."""
     if outcome is not None and outcome.full is not None:
         return outcome.full
@@ -116,7 +118,7 @@ def full_macs(network: Network, encoded: Sequence[Encoded], outcome: Outcome | N
 
 def score(
     network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
-) -> tuple[dict[str, float], Outcome]:
+) -> tuple[dict[str, float], RunOutput]:
     """Metrics of a policy on labelled rows, and what happened to each."""
     task = network.task
     if task.scores_by_loss:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offramp.inference.operating_points import Points
-from offramp.inference.run_folder import Loaded
+from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.run_folder import LoadedRun
 
 
 def _public(name: str) -> str:
@@ -20,21 +20,21 @@ def _example(columns: tuple[str, ...]) -> str:
     return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
 
 
-def _chosen(points: Points) -> str:
+def _chosen(points: OperatingPoints) -> str:
     """How far the numbers can be trusted on other rows."""
     if "search_rows" in points.data:
         return f"settings were searched on {points.data['search_rows']} other rows of it and scored on these."
     return "no setting is promised more than dearer ones reached, so that the table holds on new rows too, on average."
 
 
-def _layers(model: Loaded) -> str:
+def _layers(model: LoadedRun) -> str:
     """What a method tells of its layers, if it does."""
     told = model.method.about(model.network)
     listed = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in told.items())
     return f"\nLayer by layer: {listed}.\n" if told else ""
 
 
-def card(model: Loaded, points: Points, recipe: dict[str, Any]) -> str:
+def card(model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> str:
     """A model card with the table of operating points."""
     task = model.network.task
     rows = "\n".join(

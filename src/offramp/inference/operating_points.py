@@ -22,7 +22,7 @@ BLOCK, BLOCKS = 4096, 256  # bytes looked at, and at how many places, to tell on
 
 
 @dataclass(frozen=True)
-class Point:
+class OperatingPoint:
     """One setting and what it did on the calibration rows."""
 
     settings: dict[str, Any]
@@ -68,13 +68,13 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Points:
+class OperatingPoints:
     """All useful settings of a model, cheapest first; the last is the loosest."""
 
     metric: str
     higher_is_better: bool
     data: dict[str, Any]  # name, rows, fingerprint
-    points: tuple[Point, ...]
+    points: tuple[OperatingPoint, ...]
     guarantees: tuple[Guarantee, ...] = ()
     warnings: tuple[str, ...] = ()  # what calibration noticed
     latencies: tuple[Latency, ...] = ()
@@ -85,7 +85,7 @@ class Points:
         return a > b if self.higher_is_better else a < b
 
     @property
-    def loosest(self) -> Point:
+    def loosest(self) -> OperatingPoint:
         """The full model's own point."""
         return self.points[-1]
 
@@ -115,7 +115,7 @@ class Points:
             )
         return max(fitting, key=lambda one: one.milliseconds)
 
-    def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> Point:
+    def choose(self, budget: float | None, max_loss: float = TOLERANCE) -> OperatingPoint:
         """The point for a budget; without one the cheapest that loses at most `max_loss`."""
         if not max_loss >= 0.0:
             raise OfframpError("what the metric may lose", f"max_loss={max_loss}", "give 0 or more, e.g. 0.01")
@@ -137,7 +137,7 @@ class Points:
             best = point if self.better(point.score, best.score) else best
         return best
 
-    def lost(self, point: Point) -> float:
+    def lost(self, point: OperatingPoint) -> float:
         """What a point loses of the full model's score, as a share of the best value there is; of a loss (lower is
         better) the part it grows by."""
         lost = (self.loosest.score - point.score) / self.scale
@@ -168,10 +168,12 @@ def cores(threads: int | None) -> str:
     return "all cores" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
 
 
-def pareto(points: Sequence[Point], loosest: Point, higher_is_better: bool) -> tuple[Point, ...]:
+def pareto(
+    points: Sequence[OperatingPoint], loosest: OperatingPoint, higher_is_better: bool
+) -> tuple[OperatingPoint, ...]:
     """The points that no other beats on both cost and score, cheapest first, the loosest always last."""
     sign = 1.0 if higher_is_better else -1.0
-    kept: list[Point] = []
+    kept: list[OperatingPoint] = []
     for point in sorted(points, key=lambda p: (p.mac_share, -sign * p.score)):
         if not kept or sign * point.score > sign * kept[-1].score:
             kept.append(point)
@@ -193,12 +195,12 @@ def mark(folder: Path) -> str:
     return known.hexdigest()[:16]
 
 
-def save(folder: Path, points: Points) -> None:
+def save(folder: Path, points: OperatingPoints) -> None:
     """Write points.json beside the weights it belongs to."""
     write_json(folder / "points.json", {**asdict(points), "model": mark(folder)})
 
 
-def load(folder: Path) -> Points:
+def load(folder: Path) -> OperatingPoints:
     """Read points.json, which must belong to the weights beside it."""
     raw = read_json(folder / "points.json")
     owner = raw.get("model") if isinstance(raw, dict) else None
@@ -209,12 +211,12 @@ def load(folder: Path) -> Points:
             f"run `offramp calibrate {folder} --data FILE`, or put back the points.json of this model",
         )
     try:
-        first, *others = (Point(**point) for point in raw["points"])
+        first, *others = (OperatingPoint(**point) for point in raw["points"])
         proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
         noticed = tuple(raw.get("warnings", ()))
         timed = tuple(Latency(**one) for one in raw.get("latencies", ()))
         known = (raw["metric"], raw["higher_is_better"], raw["data"])
-        return Points(*known, (first, *others), proven, noticed, timed, raw.get("scale", 1.0))
+        return OperatingPoints(*known, (first, *others), proven, noticed, timed, raw.get("scale", 1.0))
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(
             "operating points", f"a damaged points.json in {folder}", "calibrate or train again"

@@ -18,9 +18,9 @@ from offramp.engines import How, Precision
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.batching import Outcome, by_row, full_macs, run_encoded
-from offramp.inference.operating_points import Points
-from offramp.inference.run_folder import Loaded
+from offramp.inference.batching import RunOutput, by_row, full_macs, run_encoded
+from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.run_folder import LoadedRun
 from offramp.utils.hardware import hardware
 
 Row = Mapping[str, Any]
@@ -37,7 +37,11 @@ class Predictor:
     """A loaded model that answers within a budget. Safe to share: it keeps no state between calls."""
 
     def __init__(
-        self, model: Loaded, points: Points | None = None, engine: str = engines.AUTO, how: How | None = None
+        self,
+        model: LoadedRun,
+        points: OperatingPoints | None = None,
+        engine: str = engines.AUTO,
+        how: How | None = None,
     ) -> None:
         self.model, self.points = model, points
         self.network, self.task = model.network, model.network.task
@@ -91,7 +95,7 @@ class Predictor:
         loss = operating.TOLERANCE if max_loss is None else max_loss
         return methods.configure(method.settings, self.points.choose(budget, loss).settings, method.name)
 
-    def _in_time(self, points: Points, seconds: Any) -> dict[str, Any]:
+    def _in_time(self, points: OperatingPoints, seconds: Any) -> dict[str, Any]:
         """Settings for a latency, with a warning where its milliseconds were not measured."""
         if isinstance(seconds, str) or not seconds > 0.0:
             raise OfframpError("a time for one answer", f"latency={seconds!r}", "give seconds above 0, e.g. 0.005")
@@ -165,12 +169,12 @@ class Predictor:
         self.task.check_encoded(encoded, self.model.max_length, source)
         return encoded
 
-    def run(self, encoded: Sequence[Encoded], settings: Any, batch_size: int = 32) -> Outcome:
+    def run(self, encoded: Sequence[Encoded], settings: Any, batch_size: int = 32) -> RunOutput:
         """Token ids → logits, exits and costs."""
         policy = self.model.method.policy(self.network, settings)
         return run_encoded(self.network, self.engine, policy, encoded, batch_size)
 
-    def finish(self, rows: Sequence[Row], encoded: Sequence[Encoded], outcome: Outcome) -> list[dict[str, Any]]:
+    def finish(self, rows: Sequence[Row], encoded: Sequence[Encoded], outcome: RunOutput) -> list[dict[str, Any]]:
         """Logits → predictions with what they cost; a row cut into windows adds its windows up."""
         answers = self.task.predictions(rows, encoded, outcome.logits)
         spent = by_row(outcome, encoded, len(rows))
@@ -180,7 +184,7 @@ class Predictor:
             answer["macs"] = int(macs)
         return answers
 
-    def full_macs(self, encoded: Sequence[Encoded], outcome: Outcome | None = None) -> float:
+    def full_macs(self, encoded: Sequence[Encoded], outcome: RunOutput | None = None) -> float:
         """What the full model would spend on these rows together."""
         return float(full_macs(self.network, encoded, outcome).sum())
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from offramp import __version__, backbones, methods, tasks
 from offramp.errors import OfframpError
+from offramp.inference import format1
 from offramp.methods import Method
 from offramp.nn.network import Network, network
 from offramp.tasks import Task
@@ -30,11 +31,11 @@ from offramp.utils.hf_logging import quiet
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FORMAT = 1
+FORMAT = 2  # what this version writes; it also reads format 1 (inference/format1.py)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedRun:
     """A model folder in memory."""
 
     network: Network
@@ -126,7 +127,7 @@ def assemble(
     return net
 
 
-FRESH = ("ramps.", "lengths.", "retention.")  # added modules that begin anew in every run
+FRESH = ("exit_heads.", "lengths.", "retention.")  # added modules that begin anew in every run
 
 
 def carry_over(net: Network, method: Method, source: str) -> None:
@@ -138,7 +139,7 @@ def carry_over(net: Network, method: Method, source: str) -> None:
         return
     own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(FRESH)}
     try:
-        stored = load_file(path / "offramp.safetensors")
+        stored = format1.tensors(load_file(path / "offramp.safetensors"))
     except (OSError, SafetensorError) as error:
         raise _no_added(path, error) from error
     net.added.load_state_dict({name: t for name, t in stored.items() if own.get(name) == t.shape}, strict=False)
@@ -149,7 +150,7 @@ def _no_added(path: Path, error: Exception) -> OfframpError:
     return OfframpError(f"the added modules of {path}", given, "restore it or train again")
 
 
-def save(folder: Path, model: Loaded) -> None:
+def save(folder: Path, model: LoadedRun) -> None:
     """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
@@ -160,7 +161,7 @@ def save(folder: Path, model: Loaded) -> None:
     write_json(folder / "offramp.json", describe(model))
 
 
-def describe(model: Loaded) -> dict[str, Any]:
+def describe(model: LoadedRun) -> dict[str, Any]:
     """What offramp.json holds."""
     task = model.network.task
     return {
@@ -199,6 +200,8 @@ def about(folder: str | Path) -> dict[str, Any]:
         raise OfframpError(f"the run folder {str(folder)!r}", what, fix)
     spec = read_json(path / "offramp.json")
     written = spec.get("format") if isinstance(spec, dict) else None
+    if written == 1 and isinstance(spec.get("options"), dict):
+        return format1.description(spec)
     if written != FORMAT:
         raise OfframpError(
             f"a model folder of format {FORMAT}",
@@ -224,7 +227,7 @@ def task_of(spec: dict[str, Any]) -> Task:
     return tasks.get(spec["task"]["name"]).from_json(spec["task"])
 
 
-def load(folder: str | Path) -> Loaded:
+def load(folder: str | Path) -> LoadedRun:
     """A model folder with all its parts."""
     path, spec = Path(folder), about(folder)
     tokenizer = load_tokenizer(str(path))
@@ -239,9 +242,9 @@ def load(folder: str | Path) -> Loaded:
     check_words(tokenizer, hf, str(path))
     net = assemble(hf, task, method, options)
     try:
-        net.added.load_state_dict(load_file(path / "offramp.safetensors"))
+        net.added.load_state_dict(format1.tensors(load_file(path / "offramp.safetensors")))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _no_added(path, error) from error
     method.prepare(net, options)
     net.eval()
-    return Loaded(net, tokenizer, method, options, longest, base_model, path)
+    return LoadedRun(net, tokenizer, method, options, longest, base_model, path)

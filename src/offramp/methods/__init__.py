@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from torch import nn
 
 from offramp import tasks
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer, Product, Space, Threshold
@@ -35,7 +35,7 @@ LACKS = {  # what a task has where a method needs something else
     "distribution": "numbers for answers, no distribution over a few",
     "one answer a row": "an answer for every token, also those that would have left",
     "words": "no answer for every word",
-    "wrongness": "answers as wide as a vocabulary",
+    "example_error": "answers as wide as a vocabulary",
 }
 
 
@@ -163,7 +163,7 @@ def _pair(name: str) -> Method:
 
     def policy(network: Network, chosen: Any) -> Policy:
         first, second = settings.split(chosen)
-        return Both(length.policy(network, first), depth.policy(network, second))
+        return PairPolicy(length.policy(network, first), depth.policy(network, second))
 
     def stages(network: Network, chosen: Any) -> list[Stage]:
         first, second = options.split(chosen)

@@ -48,7 +48,7 @@ from offramp.training.stage import Backward, Groups, Stage, fastest, ranking
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
 HF_EQUAL = True
-NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
+NEEDS = ("example_error",)  # answers of its own, not a vocabulary
 MOST = 1000.0  # times the learned thresholds: nobody is left long before
 SHARP = (10.0, 1e5)  # λ at the start and at the end
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
@@ -101,7 +101,7 @@ class Cuts(nn.Module):
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """A contribution predictor before every layer, and the thresholds."""
     predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
-    return nn.ModuleDict({"extra": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
+    return nn.ModuleDict({"predictors": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
 
 
 def cuts(network: Network) -> Cuts:
@@ -119,11 +119,11 @@ class Policy(policy.Policy):
     def wants_enter(self, layer: int) -> bool:
         return self.scale > 0.0
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         if self.scale == 0.0:
             return None
         packed = s.packed
-        share = contributions(s.predict(), packed)
+        share = contributions(s.predictor(), packed)
         count = packed.lengths.to(share.device)[packed.row_of_token]
         return (share * count >= self.scale * self.eta[layer - 1]) | rows.first(packed)
 
@@ -232,7 +232,7 @@ class Settle(Dropping):
 
     reach: float = field(kw_only=True)
 
-    resting: ClassVar[tuple[str, ...]] = ("added.extra.", "added.cuts.")
+    resting: ClassVar[tuple[str, ...]] = ("added.predictors.", "added.cuts.")
 
     def drawn(self) -> policy.Policy:
         return Policy(self.network, Settings(self.reach * float(torch.rand(()))))

@@ -33,8 +33,8 @@ from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.batches import Batch
-from offramp.nn.exit_heads import OffRamp, Pool, SharedRamp, pooled
-from offramp.nn.exit_policies import Doubting
+from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pooled
+from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.forward import Soft, Trace
@@ -126,34 +126,35 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
         fix = f"use 0 to {network.depth - 2} for this model: two layers at least must be left to choose from"
         raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
     exits: dict[str, nn.Module] = {
-        str(layer): SharedRamp(network.last.apply, network.last.cost) for layer in range(options.prefix, network.depth)
+        str(layer): SharedExitHead(network.last.apply, network.last.cost)
+        for layer in range(options.prefix, network.depth)
     }
     if options.head != "own" and not network.per_token:
         hidden, outputs = network.encoder.hidden, network.task.outputs
         later = [layer for layer in exits if int(layer) > options.prefix]
-        exits.update({layer: OffRamp(hidden, outputs, options.head) for layer in later})
-    return nn.ModuleDict({"ramps": nn.ModuleDict(exits), "doubt": StructurePredictor(network, options)})
+        exits.update({layer: ExitHead(hidden, outputs, options.head) for layer in later})
+    return nn.ModuleDict({"exit_heads": nn.ModuleDict(exits), "exit_unit": StructurePredictor(network, options)})
 
 
-class Policy(Doubting):
+class Policy(UncertaintyPolicy):
     """Plans at the end of the prefix; afterwards rows end where the plan says, without another look."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
-        unit = network.added["doubt"]
+        unit = network.added["exit_unit"]
         assert isinstance(unit, StructurePredictor)
         self.prefix, self.settings = unit.prefix, settings
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         if layer > self.prefix and not self.settings.hard:
             need = s.packed.rows["needs"][:, layer - self.prefix - 1]
             s.packed = s.packed.with_tokens(gate=need[s.packed.row_of_token])
         return None
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         if layer < self.prefix:
             return None
         if layer == self.prefix:
-            needs = s.unsure()
+            needs = s.exit_unit()
             depth = self.prefix + executed(needs, self.settings.gamma).sum(-1)
             s.packed = s.packed.with_rows(needs=needs, depth=depth.cpu())
         return s.packed.rows["depth"] <= layer
@@ -164,9 +165,9 @@ class Policy(Doubting):
         need, gamma = float(s.packed.rows["needs"][0, layer - self.prefix]), self.settings.gamma
         return f"next layer needed: {need:.6g} {'≥' if need >= gamma else '<'} {gamma:.6g}"
 
-    def doubt(self, layer: int, s: State) -> Tensor:
+    def uncertainty(self, layer: int, s: State) -> Tensor:
         """The probability that the next layer is needed."""  # [rows]
-        return s.heads.unsure(self.prefix, s.packed)[:, layer - self.prefix]
+        return s.heads.exit_unit(self.prefix, s.packed)[:, layer - self.prefix]
 
 
 @dataclass
@@ -193,7 +194,7 @@ def stages(network: Network, options: Options) -> list[Stage]:
         if layer <= options.prefix:
             return None
         if layer == options.prefix + 1:
-            needs = network.unsure(options.prefix, made.at(options.prefix))
+            needs = network.exit_unit(options.prefix, made.at(options.prefix))
             made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
         needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
         # a layer that was cut is a copy, yet learns what running it would have done (straight through)

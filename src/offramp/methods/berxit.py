@@ -23,18 +23,18 @@ from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.nn.batches import Batch
-from offramp.nn.exit_heads import OffRamp, Pool
-from offramp.nn.exit_policies import DoubtPolicy, DoubtSettings, WeightedOptions, ramps
+from offramp.nn.exit_heads import ExitHead, Pool
+from offramp.nn.exit_policies import ThresholdPolicy, ThresholdSettings, WeightedOptions, build_exit_heads
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.forward import Trace
 from offramp.training.objectives import Alternating, Objective, after, soft, weighted_exits
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="doubt")
+SPACE = Threshold("threshold", loosest=0.0, unit="uncertainty")
 HF_EQUAL = True
-NEEDS = ("wrongness",)
-Settings = DoubtSettings
+NEEDS = ("example_error",)
+Settings = ThresholdSettings
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LearnedToExit(nn.Module):
 
     def __init__(self, hidden: int, pool: Pool) -> None:
         super().__init__()
-        self.reader = OffRamp(hidden, 1, "meanmax" if pool == "meanmax" else "mean", dropout=0.0)
+        self.reader = ExitHead(hidden, 1, "meanmax" if pool == "meanmax" else "mean", dropout=0.0)
         self.cost = HeadCost(linear_macs(self), 0)
 
     def forward(self, layer: int, packed: Packed) -> Tensor:
@@ -61,24 +61,24 @@ class LearnedToExit(nn.Module):
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """An off-ramp per layer and the shared unit."""
     unit = LearnedToExit(network.encoder.hidden, options.pool)
-    return nn.ModuleDict({"ramps": ramps(network, options), "doubt": unit})
+    return nn.ModuleDict({"exit_heads": build_exit_heads(network, options), "exit_unit": unit})
 
 
-class Policy(DoubtPolicy):
+class Policy(ThresholdPolicy):
     """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
 
     def wants_logits(self, layer: int) -> bool:
         return False
 
-    def doubt(self, layer: int, s: State) -> Tensor:
-        return s.unsure()
+    def uncertainty(self, layer: int, s: State) -> Tensor:
+        return s.exit_unit()
 
 
 def objective(options: Options) -> Objective:
     """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
 
     def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
-        exits = len(net.ramps) + 1
+        exits = len(net.exit_heads) + 1
         return exits * weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
 
     return learn
@@ -93,9 +93,9 @@ def stages(network: Network, options: Options) -> list[Stage]:
 def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:
     """Squared error of the unit against how wrong each off-ramp is, averaged over off-ramps and rows."""
     lengths, errors = batch.packed.lengths.to(net.device), []
-    for layer in sorted(net.ramps):
+    for layer in sorted(net.exit_heads):
         with torch.no_grad():
-            wrong = net.task.wrongness(net(layer, made.at(layer)), batch.targets, lengths)
+            wrong = net.task.example_error(net(layer, made.at(layer)), batch.targets, lengths)
         states = made.at(layer)
-        errors.append((net.unsure(layer, states.with_states(states.states.detach())) - wrong).square().mean())
+        errors.append((net.exit_unit(layer, states.with_states(states.states.detach())) - wrong).square().mean())
     return torch.stack(errors).mean()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import OffRamps, beside, sum_of_ramps
+from offramp.training.objectives import ExitHeadStage, beside, sum_of_exit_losses
 from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="nats")
@@ -23,12 +23,12 @@ Settings = EntropySettings
 Options = ExitOptions
 modules = exit_modules
 Policy = EntropyPolicy
-objective = beside(sum_of_ramps)
+objective = beside(sum_of_exit_losses)
 
 
 def stages(network: Network, options: ExitOptions) -> list[Stage]:
     """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
-        OffRamps(network, "off-ramps", options.head_lr, objective=sum_of_ramps),
+        ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),
     ]

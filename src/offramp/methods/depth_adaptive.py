@@ -41,17 +41,19 @@ from offramp.methods._shared.halting import (
     through,
 )
 from offramp.nn.batches import Batch
-from offramp.nn.confidence import row_hesitation, whole_words
+from offramp.nn.confidence import row_least_confidence, whole_words
 from offramp.nn.exit_heads import Pool
-from offramp.nn.exit_policies import ExitOptions, exit_weights, ramps
+from offramp.nn.exit_policies import ExitOptions, build_exit_heads, exit_weights
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.stage import Backward, Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
-SPACE = Threshold("threshold", loosest=0.0, unit="doubt", replay=False, grid=GRID, also=lambda net: _published(net))
+SPACE = Threshold(
+    "threshold", loosest=0.0, unit="uncertainty", replay=False, grid=GRID, also=lambda net: _published(net)
+)
 HF_EQUAL = True
-NEEDS = ("wrongness",)
+NEEDS = ("example_error",)
 DECODES = True
 Settings = DecoderSettings
 
@@ -79,7 +81,9 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
         raise OfframpError(f"a depth for every word on the task {task.name!r}", given, "say --set level=row")
     by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
     units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
-    return nn.ModuleDict({"ramps": ramps(network, ExitOptions(pool=options.pool, ramp0=False)), "extra": units})
+    return nn.ModuleDict(
+        {"exit_heads": build_exit_heads(network, ExitOptions(pool=options.pool, exit0=False)), "predictors": units}
+    )
 
 
 def Policy(network: Network, settings: Settings) -> policy.Policy:
@@ -94,22 +98,22 @@ class EncoderPolicy(policy.Policy):
         if settings.thresholds or settings.depth or settings.beams:
             asked = "settings of depth_adaptive on an encoder"
             raise OfframpError(asked, "thresholds, depth or beams", "those are for translation; give a threshold")
-        self.units, self.exits = _units(network), frozenset(network.ramps)
+        self.units, self.exits = _units(network), frozenset(network.exit_heads)
         if settings.argmax and self.units.form in ("geometric", "threshold"):
             given = f"argmax=true for form={self.units.form}, which decides layer by layer"
             raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
         self.task, self.final, self.argmax = network.task, network.encoder.final, settings.argmax
         self.limit = 0.5 if settings.argmax else settings.threshold  # the likeliest exit is doubted by 0, others by 1
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.exits or self.limit == 0.0:
             return None
         if not self.units.by_word:
-            return self._doubt(layer, s, None) < self.limit
+            return self._uncertainty(layer, s, None) < self.limit
         words, left = s.packed.tokens["scored"], s.packed.tokens.get("left")
         asked = words if left is None else words & (left < 0)
         sure = torch.ones_like(words)
-        sure[asked] = self._doubt(layer, s, asked) < self.limit
+        sure[asked] = self._uncertainty(layer, s, asked) < self.limit
         s.settle(whole_words(sure[words], s.packed))
         going = (s.packed.tokens["left"] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
@@ -121,15 +125,15 @@ class EncoderPolicy(policy.Policy):
         if self.units.by_word:
             words = s.packed.tokens["scored"]
             return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
-        doubt = float(self._doubt(layer, s, None)[0])
-        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
+        uncertainty = float(self._uncertainty(layer, s, None)[0])
+        return f"doubt {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 
-    def _doubt(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
+    def _uncertainty(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
         """Doubt that each row, or each asked token, should stop here."""  # [rows or asked]
         if self.units.form == "threshold":
             if asked is not None:
                 return 1.0 - s.logits()[asked].float().softmax(-1).amax(-1)
-            return row_hesitation(self.task, s.logits(), s.whole() if s.heads.per_token else s.packed)
+            return row_least_confidence(self.task, s.logits(), s.whole() if s.heads.per_token else s.packed)
         if self.units.form == "geometric":
             return 1.0 - self._ask(layer, s, asked).float().sigmoid()
         if layer == 1:
@@ -150,7 +154,7 @@ class EncoderPolicy(policy.Policy):
         seen, ones = packed.mean() if asked is None else packed.states[asked], torch.ones_like(packed.lengths)
         if asked is not None:
             ones = torch.bincount(packed.row_of_token[asked], minlength=packed.count).cpu()
-        s.log.append(Event("extra", layer, packed.rows["origin"], ones, ones))
+        s.trace.append(Event("predictor", layer, packed.rows["origin"], ones, ones))
         return self.units.ask(layer, seen)
 
 
@@ -163,7 +167,7 @@ class Adaptive(Stage):
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         named = self.network.named_parameters()
-        return [(name, p) for name, p in named if self.halting or not name.startswith("added.extra.")]
+        return [(name, p) for name, p in named if self.halting or not name.startswith("added.predictors.")]
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         options, net, units = self.options, self.network, _units(self.network)
@@ -193,7 +197,7 @@ def _published(network: Network) -> list[dict[str, Any]]:
 
 
 def _units(network: Network) -> Halting:
-    return network.added["extra"]  # type: ignore[return-value]  # a ModuleDict
+    return network.added["predictors"]  # type: ignore[return-value]  # a ModuleDict
 
 
 def stages(network: Network, options: Options) -> list[Stage]:

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from offramp.core.attention import Plan, attend
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
-from offramp.nn.exit_policies import DoubtSettings, ExitOptions, NormalisedEntropyPolicy, built, exit_modules
+from offramp.nn.exit_policies import ExitOptions, NormalisedEntropyPolicy, ThresholdSettings, built, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import OffRamps, beside, distillation
+from offramp.training.objectives import ExitHeadStage, beside, distillation
 from offramp.training.stage import Stage
 
 SPACE = Threshold("threshold", loosest=0.0, unit="normalised")
 HF_EQUAL = True
 NEEDS = ("distribution",)
-Settings = DoubtSettings
+Settings = ThresholdSettings
 Policy = NormalisedEntropyPolicy
 objective = beside(distillation)
 WIDTH, HEADS = 128, 2
@@ -42,7 +42,7 @@ class Options(ExitOptions):
     heads: Literal["attending", "light"] = "attending"
 
 
-class AttendingRamp(nn.Module):
+class AttendingExitHead(nn.Module):
     """Narrow, attend over all tokens, pool, answer."""
 
     def __init__(self, hidden: int, outputs: int, per_token: bool) -> None:
@@ -70,13 +70,13 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
     if options.heads == "light":
         return exit_modules(network, options)
     hidden, outputs = network.encoder.hidden, network.task.outputs
-    heavy = built(network, options, lambda: AttendingRamp(hidden, outputs, network.per_token))
-    return nn.ModuleDict({"ramps": heavy})
+    heavy = built(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
+    return nn.ModuleDict({"exit_heads": heavy})
 
 
 def stages(network: Network, options: Options) -> list[Stage]:
     """Two: fine-tune, then self-distillation."""
     return [
         Stage(network, "fine-tune", options.head_lr, shared=True),
-        OffRamps(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
+        ExitHeadStage(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
     ]

@@ -43,7 +43,7 @@ from offramp.methods._shared.plans import (
 )
 from offramp.nn.artifacts import kept
 from offramp.nn.batches import Batch, Data
-from offramp.nn.exit_heads import Counted, MeanMax, SharedRamp
+from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.mutual_information import LEAST
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer
@@ -116,14 +116,14 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
     added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
     apply, cost = network.last.apply, network.last.cost
     if options.pool == "meanmax" and not network.per_token:
-        head = MeanMax(network.encoder.hidden, network.task.outputs)
-        added["last"], apply, cost = head, head.forward, head.cost
+        head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
+        added["final_head"], apply, cost = head, head.forward, head.cost
     numbers = [str(layer) for layer in range(1, network.depth)]
-    added["ramps"] = nn.ModuleDict({layer: SharedRamp(apply, cost) for layer in numbers})
+    added["exit_heads"] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
     if options.estimation == "reconstruction":
         added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
-        prices = {layer: Counted(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
-        added["extra"] = nn.ModuleDict(prices)
+        prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
+        added["predictors"] = nn.ModuleDict(prices)
     return added
 
 
@@ -138,7 +138,7 @@ class Policy(policy.Policy):
             given = f"penalty={settings.penalty} for depths by mutual information"
             raise OfframpError("another penalty λ", given, "use cap, or train with --set estimation=reconstruction")
 
-    def begin(self, s: State) -> None:
+    def on_embeddings(self, s: State) -> None:
         words = words_of(s.packed)
         tokens, last = spread_out(words, self.depths(words, s).clamp(max=self.cap), s.packed, self.cap)
         s.packed = s.packed.with_tokens(depth=tokens).with_rows(last=last)
@@ -150,13 +150,13 @@ class Policy(policy.Policy):
         penalties, note = torch.tensor([self.penalty]), partial(count, s, self.table.layers)
         return estimate(self.masked, s.packed, Passes(self.table.layers, 0), penalties, note).squeeze(1).long()
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         going = s.packed.tokens["depth"] >= layer
         if not bool(going.all()):
             s.packed = s.packed.with_tokens(gate=going.float())
         return None
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         return s.packed.rows["last"] <= layer if layer else None
 
     def why(self, layer: int, s: State) -> str:
@@ -227,9 +227,9 @@ class Planned(Stage):
         above -= {id(p) for layer in net.encoder.layers[:layers] for p in layer.parameters()}
         base = {id(p) for name, p in net.hf.base_model.named_parameters() if "pooler" not in name} - above
         every = list(net.named_parameters())
-        if "last" not in net.added:
+        if "final_head" not in net.added:
             return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
-        return [(name, p) for name, p in every if id(p) in base or name.startswith("added.last.")]
+        return [(name, p) for name, p in every if id(p) in base or name.startswith("added.final_head.")]
 
     def policy(self) -> policy.Policy:
         return Policy(self.network, Settings())

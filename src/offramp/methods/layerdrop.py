@@ -70,7 +70,7 @@ class Policy(policy.Policy):
     def wants_enter(self, layer: int) -> bool:
         return not self.everything
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         if not self.everything:
             gate = torch.full_like(s.packed.tokens["origin"], float(layer in self.kept), dtype=torch.float32)
             s.packed = s.packed.with_tokens(gate=gate)

@@ -51,7 +51,7 @@ class Policy(policy.Policy):
     """What the last exit said and how often it agreed travel with the row."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
-        self.task, self.exits, self.settings = network.task, frozenset(network.ramps), settings
+        self.task, self.exits, self.settings = network.task, frozenset(network.exit_heads), settings
 
     def wants_leave(self, layer: int) -> bool:
         return layer in self.exits and self.settings.patience > 0
@@ -59,7 +59,7 @@ class Policy(policy.Policy):
     def wants_logits(self, layer: int) -> bool:
         return self.wants_leave(layer)
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         if not self.wants_leave(layer):
             return None
         logits, packed = s.logits(), s.whole() if s.heads.per_token else s.packed

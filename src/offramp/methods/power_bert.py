@@ -121,7 +121,7 @@ class Policy(policy.Policy):
     def wants_attended(self, layer: int) -> bool:
         return self.wants_scores(layer)
 
-    def attended(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         if scores is None or not self.wants_scores(layer):
             return None
         original = s.base.lengths[s.packed.rows["origin"].cpu()]

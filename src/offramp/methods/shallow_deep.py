@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offramp.errors import OfframpError
 from offramp.nn.batches import Batch
-from offramp.nn.exit_policies import DoubtSettings, HesitationPolicy, JointOptions, exit_modules
+from offramp.nn.exit_policies import JointOptions, LeastConfidencePolicy, ThresholdSettings, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.forward import Trace
@@ -27,16 +27,16 @@ from offramp.training.losses import exit_losses
 from offramp.training.objectives import Joint, Objective, after, soft
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="hesitation")
+SPACE = Threshold("threshold", loosest=0.0, unit="1 - confidence")
 HF_EQUAL = True
 NEEDS = ("distribution",)
 Options = JointOptions
 modules = exit_modules
-Policy = HesitationPolicy
+Policy = LeastConfidencePolicy
 
 
 @dataclass(frozen=True)
-class Settings(DoubtSettings):
+class Settings(ThresholdSettings):
     """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` says the same the other way."""
 
     confidence: float = 0.0  # if above 0, replaces threshold by 1 − confidence
@@ -65,7 +65,7 @@ class Scheduled(Joint):
 
 def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
     """All exits, weighted as they are at this point of training."""
-    layers = sorted(net.ramps)
+    layers = sorted(net.exit_heads)
     share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
     weight = torch.minimum(share, 0.01 + progress * share)
     losses = exit_losses(net, made, batch, [*layers, net.depth])

@@ -20,7 +20,7 @@ from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.methods._shared.token_memory import live
-from offramp.nn.confidence import token_doubt, whole_words
+from offramp.nn.confidence import token_uncertainty, whole_words
 from offramp.nn.exit_policies import WeightedOptions, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
@@ -53,7 +53,7 @@ class Policy(policy.Policy):
     """Halts words, and lets a row go when none of its words is left."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
-        self.exits, self.settings = frozenset(network.ramps), settings
+        self.exits, self.settings = frozenset(network.exit_heads), settings
 
     def wants_leave(self, layer: int) -> bool:
         return layer in self.exits and self.settings.threshold > 0.0
@@ -61,7 +61,7 @@ class Policy(policy.Policy):
     def wants_logits(self, layer: int) -> bool:
         return self.wants_leave(layer)
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         if not self.wants_leave(layer):
             return None
         s.settle(self._sure(s.whole(), s.logits())[live(s)])
@@ -72,19 +72,19 @@ class Policy(policy.Policy):
     def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
         """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
         words = packed.tokens["scored"]
-        doubt = token_doubt(logits)
+        uncertainty = token_uncertainty(logits)
         if "left" in packed.tokens:
-            doubt = torch.where(packed.tokens["left"] >= 0, 0.0, doubt)
-        sure = _widest(doubt[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
+            uncertainty = torch.where(packed.tokens["left"] >= 0, 0.0, uncertainty)
+        sure = _widest(uncertainty[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
         return whole_words(sure, packed)
 
 
-def _widest(doubt: Tensor, row: Tensor, window: int) -> Tensor:
+def _widest(uncertainty: Tensor, row: Tensor, window: int) -> Tensor:
     """The largest doubt within each word's window, never looking into another row."""  # [words]
-    most = doubt
+    most = uncertainty
     for step in range(1, window // 2 + 1):
         for here, there in ((slice(step, None), slice(None, -step)), (slice(None, -step), slice(step, None))):
-            near = torch.where(row[here] == row[there], doubt[there], 0.0)
+            near = torch.where(row[here] == row[there], uncertainty[there], 0.0)
             most = most.clone()
             most[here] = torch.maximum(most[here], near)
     return most

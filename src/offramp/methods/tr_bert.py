@@ -46,7 +46,7 @@ TEMPERATURE = 20.0  # of run-time probabilities; at 0.5 it changes nothing
 GRID = (0.9, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02)
 SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying, tempered", replay=False, grid=GRID)
 HF_EQUAL = True
-NEEDS = ("wrongness",)  # answers of its own, not a vocabulary
+NEEDS = ("example_error",)  # answers of its own, not a vocabulary
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Options:
 def modules(network: Network, options: Options) -> nn.ModuleDict:
     """Two selectors."""
     chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
-    return nn.ModuleDict({"extra": nn.ModuleDict(chosen)})
+    return nn.ModuleDict({"predictors": nn.ModuleDict(chosen)})
 
 
 class Policy(policy.Policy):
@@ -101,10 +101,10 @@ class Policy(policy.Policy):
     def wants_enter(self, layer: int) -> bool:
         return layer in self.points
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
             return None
-        return ((s.predict() / TEMPERATURE).sigmoid() >= self.threshold) | rows.first(s.packed)
+        return ((s.predictor() / TEMPERATURE).sigmoid() >= self.threshold) | rows.first(s.packed)
 
 
 def worth(network: Network, some: Batch) -> Tensor:
@@ -132,7 +132,7 @@ class Reinforced(Stage):
     guided: bool = True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.extra.")]
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.predictors.")]
 
     def optimisers(self, lr: float) -> list[Groups]:
         return [[{"params": [p for _, p in self.trainable()], "lr": self.head_lr}]]  # smaller than lr, if so asked

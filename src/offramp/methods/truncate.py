@@ -18,7 +18,7 @@ from offramp.core import policy
 from offramp.core.loop import State
 from offramp.errors import OfframpError
 from offramp.nn.batches import Batch, Data
-from offramp.nn.exit_heads import SharedRamp
+from offramp.nn.exit_heads import SharedExitHead
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Fixed
 from offramp.training.distillation import Teacher, imitation, teacher
@@ -53,19 +53,21 @@ def modules(network: Network, options: Options) -> nn.ModuleDict:
     if not 1 <= options.k < network.depth:
         fix = f"use 1 to {network.depth - 1} for this model"
         raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
-    return nn.ModuleDict({"ramps": nn.ModuleDict({str(options.k): SharedRamp(network.last.apply, network.last.cost)})})
+    return nn.ModuleDict(
+        {"exit_heads": nn.ModuleDict({str(options.k): SharedExitHead(network.last.apply, network.last.cost)})}
+    )
 
 
 class Policy(policy.Policy):
     """Everybody leaves at the last layer there is."""
 
     def __init__(self, network: Network, settings: Settings) -> None:
-        self.last = max(network.ramps)
+        self.last = max(network.exit_heads)
 
     def wants_leave(self, layer: int) -> bool:
         return layer == self.last
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.last else None
 
 

@@ -46,7 +46,7 @@ class Neighbours(nn.Module):
         return both, there if alone is None else there * alone * alone.roll(-1)
 
 
-class LexicalRamp(nn.Module):
+class BagOfWordsExit(nn.Module):
     """Its tables learn with the other off-ramps."""
 
     STEP = 5.0  # tables learn faster than other fresh parameters by this factor (Adam ignores the scale of a gradient)
@@ -67,7 +67,7 @@ class LexicalRamp(nn.Module):
         return logits
 
 
-class FittedRamp(FromRows):
+class FittedBagOfWordsExit(FromRows):
     """Its tables are solved for before training begins. While the off-ramp within learns, a row hears what tables made
     without its part of the rows say, as it would at run time."""
 

@@ -23,16 +23,16 @@ def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
 def row_normalised_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """The largest entropy among a row's answers, as a share of the most there could be: 0 sure … 1 no idea."""
     spread, owner = _spread(task, logits, packed)
-    return worst(token_doubt(spread), owner, packed.count)
+    return worst(token_uncertainty(spread), owner, packed.count)
 
 
-def token_doubt(spread: Tensor) -> Tensor:
+def token_uncertainty(spread: Tensor) -> Tensor:
     """Entropy of each distribution divided by that of a uniform one over its possible outcomes."""  # [n, C] → [n]
     outcomes = (~torch.isneginf(spread)).sum(-1).clamp(min=2)
     return entropy(spread) / outcomes.float().log()
 
 
-def row_hesitation(task: Task, logits: Tensor, packed: Packed) -> Tensor:
+def row_least_confidence(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """One minus the probability of the best answer, the largest among a row's answers."""  # [rows]
     spread, owner = _spread(task, logits, packed)
     return worst(1.0 - spread.float().softmax(-1).amax(-1), owner, packed.count)

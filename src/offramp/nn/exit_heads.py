@@ -26,7 +26,7 @@ def pooled(packed: Packed, pool: Pool) -> Tensor:
     return packed.mean() if pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
 
 
-class OffRamp(nn.Module):
+class ExitHead(nn.Module):
     """Pool (rows) or not (tokens), normalise, drop out, project."""
 
     def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1) -> None:
@@ -56,7 +56,7 @@ class OffRamp(nn.Module):
         return logits
 
 
-class SharedRamp(nn.Module):
+class SharedExitHead(nn.Module):
     """An exit through the model's own head: where a head is a whole vocabulary, or has moved down to this layer."""
 
     def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost) -> None:
@@ -68,7 +68,7 @@ class SharedRamp(nn.Module):
         return self._apply_head(packed)
 
 
-class MeanMax(nn.Module):
+class MeanMaxHead(nn.Module):
     """Maximum and mean over all tokens, rectified, projected: Faster-DAT's head."""
 
     def __init__(self, hidden: int, outputs: int) -> None:
@@ -82,7 +82,7 @@ class MeanMax(nn.Module):
         return logits
 
 
-class Counted(nn.Module):
+class CostOnly(nn.Module):
     """Nothing but a price: what a method computes at a layer besides its exits."""
 
     def __init__(self, price: Callable[[], HeadCost]) -> None:

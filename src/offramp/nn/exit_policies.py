@@ -19,9 +19,9 @@ from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
-from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
-from offramp.nn.confidence import row_entropy, row_hesitation, row_normalised_entropy
-from offramp.nn.exit_heads import OffRamp, Pool, SharedRamp
+from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
+from offramp.nn.confidence import row_entropy, row_least_confidence, row_normalised_entropy
+from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead
 from offramp.nn.network import Network
 from offramp.utils.merged_dataclass import ALONE
 
@@ -33,17 +33,21 @@ class ExitOptions:
     """How exits are built and trained; fixed once trained."""
 
     pool: Pool = "meanmax"
-    ramp0: bool = True  # an off-ramp on the embeddings, before any layer
-    lexical: bool = True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
-    lexicon: Lexicon = "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
-    lexical_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
+    exit0: bool = True  # an off-ramp on the embeddings, before any layer
+    bag_of_words: bool = (
+        True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
+    )
+    bag_of_words_training: Lexicon = (
+        "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
+    )
+    bag_of_words_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
     head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
 
     def __post_init__(self) -> None:
         if not 0.0 < self.head_lr < 1.0:
             raise OfframpError("a learning rate of heads", f"head_lr={self.head_lr}", "use e.g. 0.002")
-        if self.lexical_depth < 0:
-            given = f"lexical_depth={self.lexical_depth}"
+        if self.bag_of_words_depth < 0:
+            given = f"bag_of_words_depth={self.bag_of_words_depth}"
             raise OfframpError("how deep off-ramps know words", given, "use 0 (off-ramp 0 only) or a layer, e.g. 2")
 
 
@@ -63,7 +67,7 @@ class WeightedOptions(JointOptions):
 
 
 @dataclass(frozen=True)
-class DoubtSettings:
+class ThresholdSettings:
     """Leave when doubt is below the threshold; 0 never leaves early. `thresholds` (one per off-ramp) replace it."""
 
     threshold: float = 0.0
@@ -87,27 +91,27 @@ class DoubtSettings:
 
 
 @dataclass(frozen=True)
-class EntropySettings(DoubtSettings):
+class EntropySettings(ThresholdSettings):
     """Thresholds on entropy in nats."""
 
     most: ClassVar[float] = 20.0
     unit: ClassVar[str] = "an entropy threshold in nats"
 
 
-class Doubting(Policy):
+class UncertaintyPolicy(Policy):
     """Rows leave where doubt is small: what calibration needs to know to choose thresholds."""
 
-    def doubt(self, layer: int, s: State) -> Tensor:
+    def uncertainty(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
         raise NotImplementedError
 
 
-class DoubtPolicy(Doubting):
+class ThresholdPolicy(UncertaintyPolicy):
     """A row leaves at the first off-ramp whose answer leaves little doubt. Subclasses say what doubt is."""
 
-    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+    def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         self.task, self.settings = network.task, settings
-        self.places = {layer: place for place, layer in enumerate(sorted(network.ramps))}
+        self.places = {layer: place for place, layer in enumerate(sorted(network.exit_heads))}
         for name in ("thresholds", "temperatures"):
             given: tuple[float, ...] = getattr(settings, name)
             if given and len(given) != len(self.places):
@@ -124,18 +128,18 @@ class DoubtPolicy(Doubting):
     def wants_logits(self, layer: int) -> bool:
         return self.wants_leave(layer)
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         limit = self.limit(layer)
-        return self.doubt(layer, s) < limit if limit > 0.0 else None
+        return self.uncertainty(layer, s) < limit if limit > 0.0 else None
 
     def why(self, layer: int, s: State) -> str:
         limit = self.limit(layer)
         if limit == 0.0:
             return ""
-        doubt = float(self.doubt(layer, s)[0])
-        return f"doubt {doubt:.3g} {'<' if doubt < limit else '≥'} {limit:.3g}"
+        uncertainty = float(self.uncertainty(layer, s)[0])
+        return f"doubt {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 
-    def doubt(self, layer: int, s: State) -> Tensor:
+    def uncertainty(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
         packed = s.whole() if s.heads.per_token else s.packed
         logits = s.logits() / self.temperature(layer) if self.settings.temperatures else s.logits()
@@ -150,10 +154,10 @@ class DoubtPolicy(Doubting):
         raise NotImplementedError
 
 
-class EntropyPolicy(DoubtPolicy):
+class EntropyPolicy(ThresholdPolicy):
     """Doubt is entropy in nats."""
 
-    def __init__(self, network: Network, settings: DoubtSettings) -> None:
+    def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         super().__init__(network, settings)
         most, given = math.log(max(2, network.task.outputs)), max(settings.threshold, *settings.thresholds, 0.0)
         if network.task.kind == "row" and given > 1.01 * most:
@@ -165,37 +169,37 @@ class EntropyPolicy(DoubtPolicy):
         return row_entropy(self.task, logits, packed)
 
 
-class NormalisedEntropyPolicy(DoubtPolicy):
+class NormalisedEntropyPolicy(ThresholdPolicy):
     """Doubt is entropy as a share of the largest possible."""
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         return row_normalised_entropy(self.task, logits, packed)
 
 
-class HesitationPolicy(DoubtPolicy):
+class LeastConfidencePolicy(ThresholdPolicy):
     """Doubt is one minus the probability of the best answer."""
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
-        return row_hesitation(self.task, logits, packed)
+        return row_least_confidence(self.task, logits, packed)
 
 
-def ramps(network: Network, options: ExitOptions) -> nn.ModuleDict:
+def build_exit_heads(network: Network, options: ExitOptions) -> nn.ModuleDict:
     """One off-ramp per layer below the last, and one on the embeddings if asked."""
     if options.pool not in get_args(Pool):
         raise OfframpError("a pooling for off-ramps", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
     pool: Pool | None = None if network.per_token else options.pool
-    return built(network, options, lambda: OffRamp(network.encoder.hidden, network.task.outputs, pool))
+    return built(network, options, lambda: ExitHead(network.encoder.hidden, network.task.outputs, pool))
 
 
 def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
     """Off-ramps that are all made by `head`, which have a `cost`."""
-    task, layers = network.task, [str(layer) for layer in range(0 if options.ramp0 else 1, network.depth)]
+    task, layers = network.task, [str(layer) for layer in range(0 if options.exit0 else 1, network.depth)]
     if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
-        return nn.ModuleDict({layer: SharedRamp(network.last.apply, network.last.cost) for layer in layers})
+        return nn.ModuleDict({layer: SharedExitHead(network.last.apply, network.last.cost) for layer in layers})
     made = {layer: head() for layer in layers}
-    if options.lexical and task.kind == "row" and "distribution" in task.provides:
-        knowing = FittedRamp if options.lexicon == "fitted" else LexicalRamp
-        for layer in [layer for layer in layers if int(layer) <= options.lexical_depth]:
+    if options.bag_of_words and task.kind == "row" and "distribution" in task.provides:
+        knowing = FittedBagOfWordsExit if options.bag_of_words_training == "fitted" else BagOfWordsExit
+        for layer in [layer for layer in layers if int(layer) <= options.bag_of_words_depth]:
             cost: HeadCost = made[layer].cost  # type: ignore[assignment]  # a module attribute
             made[layer] = knowing(made[layer], cost, network.hf.config.vocab_size, task.outputs)
     return nn.ModuleDict(made)
@@ -203,7 +207,7 @@ def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module])
 
 def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
     """What most exit methods add: off-ramps and nothing else."""
-    return nn.ModuleDict({"ramps": ramps(network, options)})
+    return nn.ModuleDict({"exit_heads": build_exit_heads(network, options)})
 
 
 def exit_weights(count: int, rule: Literal["index", "uniform"]) -> list[float]:

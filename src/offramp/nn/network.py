@@ -17,9 +17,9 @@ from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.artifacts import FromRows
-from offramp.nn.bag_of_words import FittedRamp, LexicalRamp
+from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.batches import Data
-from offramp.nn.exit_heads import OffRamp, SharedRamp
+from offramp.nn.exit_heads import ExitHead, SharedExitHead
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Network:
     encoder: Encoder
     task: Task
     last: Head
-    added: nn.ModuleDict  # a method's modules; exits under `ramps`, by layer; `last` replaces the model's own head
+    added: nn.ModuleDict  # a method's modules; exits under `exit_heads`, by layer; `last` replaces the model's own head
     fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
     decoder: Decoder | None = None  # of sequence tasks: exits and depth are then the decoder's
 
@@ -59,34 +59,34 @@ class Network:
         return self.encoder.depth if self.decoder is None else self.decoder.depth
 
     @property
-    def ramps(self) -> dict[int, OffRamp | LexicalRamp | FittedRamp | SharedRamp]:
+    def exit_heads(self) -> dict[int, ExitHead | BagOfWordsExit | FittedBagOfWordsExit | SharedExitHead]:
         """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
-        found = self.added["ramps"] if "ramps" in self.added else nn.ModuleDict()
-        return {int(layer): ramp for layer, ramp in found.items()}  # type: ignore[operator]  # a ModuleDict
+        found = self.added["exit_heads"] if "exit_heads" in self.added else nn.ModuleDict()
+        return {int(layer): exit_head for layer, exit_head in found.items()}  # type: ignore[operator]  # a ModuleDict
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits of the exit after `layer`, per row or per token."""
         packed = packed.with_states(self.encoder.final(packed.states))
         if layer < self.depth:
-            logits: Tensor = self.added["ramps"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
+            logits: Tensor = self.added["exit_heads"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
             return logits
-        said: Tensor = self.added["last"](packed) if "last" in self.added else self.last.apply(packed)
+        said: Tensor = self.added["final_head"](packed) if "final_head" in self.added else self.last.apply(packed)
         return said
 
-    def embed(self) -> HeadCost:
+    def embed_cost(self) -> HeadCost:
         """MACs among the embeddings."""
         return self.encoder.embed_cost
 
-    def layer(self, layer: int) -> LayerCost:
+    def layer_cost(self, layer: int) -> LayerCost:
         """MACs of layer 1…L."""
         return self.encoder.layers[layer - 1].cost
 
-    def head(self, layer: int) -> HeadCost:
+    def exit_cost(self, layer: int) -> HeadCost:
         """MACs of the exit after layer 0…L."""
         if layer < self.depth:
-            own: HeadCost = self.added["ramps"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+            own: HeadCost = self.added["exit_heads"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
             return own
-        cost: HeadCost = self.added["last"].cost if "last" in self.added else self.last.cost  # type: ignore[assignment]
+        cost: HeadCost = self.added["final_head"].cost if "final_head" in self.added else self.last.cost  # type: ignore[assignment]
         return cost
 
     @property
@@ -95,25 +95,25 @@ class Network:
         layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
         return replace(self, encoder=replace(self.encoder, layers=layers))
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
-        """What the method's learned unit, under `doubt`, says of each row: 0 sure … 1 unsure."""  # [rows, …]
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
+        """What the method's learned unit, under `uncertainty`, says of each row: 0 sure … 1 unsure."""  # [rows, …]
         packed = packed.with_states(self.encoder.final(packed.states))
-        said: Tensor = self.added["doubt"](layer, packed)
+        said: Tensor = self.added["exit_unit"](layer, packed)
         return said
 
-    def doubt(self, layer: int) -> HeadCost:
+    def exit_unit_cost(self, layer: int) -> HeadCost:
         """MACs of that unit."""
-        cost: HeadCost = self.added["doubt"].cost  # type: ignore[assignment]  # a module attribute
+        cost: HeadCost = self.added["exit_unit"].cost  # type: ignore[assignment]  # a module attribute
         return cost
 
-    def extra(self, layer: int) -> HeadCost:
+    def predictor_cost(self, layer: int) -> HeadCost:
         """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
-        cost: HeadCost = self.added["extra"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+        cost: HeadCost = self.added["predictors"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
         return cost
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         """What that predictor says of each token's state before the layer."""
-        said: Tensor = self.added["extra"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
+        said: Tensor = self.added["predictors"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
         return said
 
     def prepare(self, data: Data, folder: Path) -> None:

@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutput:
     """What happened to each encoded row."""
 
     logits: list[NDArray[Any]]  # [outputs] or [tokens, outputs]; of sentences [pieces, 2]: piece and exit

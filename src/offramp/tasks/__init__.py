@@ -42,7 +42,7 @@ class Task(ABC):
     scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
     departs_whole: ClassVar[bool] = False  # departures are 0 or 1, never in between
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness"})  # what methods may ask
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error"})  # what methods may ask
 
     @classmethod
     @abstractmethod
@@ -124,11 +124,11 @@ class Task(ABC):
         """
         return logits, None
 
-    def wrongness(self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def example_error(self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """How wrong each row's answer is, 0…1: what a learned exit unit is taught."""
         raise NotImplementedError(self.name)
 
-    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+    def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         """How far each prediction is from the full model's, 0…1: the loss that a risk guarantee bounds."""
         raise NotImplementedError(self.name)
 

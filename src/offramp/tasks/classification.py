@@ -40,7 +40,7 @@ class Task(tasks.Task):
     pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "accuracy"
     departs_whole: ClassVar[bool] = True
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "one answer a row"})
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Task(tasks.Task):
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.reduce_rows(F.cross_entropy(logits.float(), targets, reduction="none"), reduction)
 
-    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         return (logits.argmax(-1) != targets).float()  # [rows]
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Task(tasks.Task):
             for best, row in zip(raw.argmax(axis=1).tolist(), shares.tolist(), strict=True)
         ]
 
-    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+    def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         return [float(a["label"] != b["label"]) for a, b in zip(predictions, full, strict=True)]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:

@@ -102,7 +102,7 @@ class Task(tasks.Task):
         padded = _loss.pad_rows(logits.float(), lengths).transpose(1, 2)  # [rows, 2, longest]
         return padded.flatten(0, 1), torch.arange(len(lengths), device=lengths.device).repeat_interleave(2)
 
-    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         """1 where the start or the end is wrong."""
         best = _loss.pad_rows(logits.float(), lengths).argmax(dim=1)  # [rows, 2]
         return (best != targets).any(dim=1).float()
@@ -114,7 +114,7 @@ class Task(tasks.Task):
             windows[item.example].append((item, scores.astype(np.float64)))
         return [self._answer(row["context"], own) for row, own in zip(rows, windows, strict=True)]
 
-    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+    def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         pairs = zip(predictions, full, strict=True)
         return [1.0 - _squad.score(a["answer"], [b["answer"]] if b["answer"] else [])[1] for a, b in pairs]
 

@@ -36,7 +36,7 @@ class Task(tasks.Task):
     pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
-    provides: ClassVar[frozenset[str]] = frozenset({"wrongness", "one answer a row"})  # no distribution
+    provides: ClassVar[frozenset[str]] = frozenset({"example_error", "one answer a row"})  # no distribution
 
     @classmethod
     def columns(cls, rows: Rows) -> tuple[str, ...]:
@@ -89,14 +89,14 @@ class Task(tasks.Task):
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.reduce_rows((logits.float().squeeze(1) - targets.float()).square(), reduction)
 
-    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         """The absolute error, squashed as BERxiT does it."""
         return (logits.float().squeeze(-1) - targets).abs().tanh()  # [rows]
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]
 
-    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+    def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         return [min(1.0, abs(a["value"] - b["value"])) for a, b in zip(predictions, full, strict=True)]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:

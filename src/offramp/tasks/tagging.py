@@ -41,7 +41,7 @@ class Task(tasks.Task):
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline: ClassVar[str] = "token-classification"
     target: ClassVar[str] = "tags"
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "wrongness", "words"})
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "words"})
 
     @property
     def metric(self) -> str:
@@ -108,7 +108,7 @@ class Task(tasks.Task):
     ) -> tuple[Tensor, Tensor | None]:
         return _loss.of_tokens(logits, lengths, scored)
 
-    def wrongness(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         """1 where any word of the row has a wrong tag."""
         wrong = ((logits.argmax(-1) != targets) & (targets != _loss.IGNORE)).float()  # [tokens]
         return wrong.new_zeros(len(lengths)).scatter_reduce(0, _loss.owners(lengths), wrong, "amax")
@@ -123,7 +123,7 @@ class Task(tasks.Task):
             answers.append({"tags": tags})
         return answers
 
-    def departures(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
+    def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         pairs = ((a["tags"], b["tags"]) for a, b in zip(predictions, full, strict=True))
         return [sum(x != y for x, y in zip(a, b, strict=True)) / max(1, len(b)) for a, b in pairs]
 

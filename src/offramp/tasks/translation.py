@@ -154,4 +154,3 @@ class Task(tasks.Task):
 def _ids(tokenizer: Tokenizer, texts: list[str], side: str) -> list[tuple[int, ...]]:
     made = tokenizer(**{side: texts}, return_attention_mask=False, verbose=False)["input_ids"]
     return [tuple(ids) for ids in made]
-

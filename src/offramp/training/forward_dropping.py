@@ -14,7 +14,7 @@ from offramp import engines
 from offramp.core.attention import Layout, Scores
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
-from offramp.core.policy import Both, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.nn.network import Network
 from offramp.training.forward import Trace
 
@@ -38,7 +38,7 @@ class Tape(Trace):
 def tape(network: Network, packed: Packed, policy: Policy, skip: frozenset[int] = frozenset()) -> Tape:
     """One run under a policy that drops tokens; layers in `skip` are left out whole. Nobody may leave."""
     noted = _Notes(network)
-    run(_Without(engines.make("torch", network.encoder), skip), noted, Both(policy, noted), packed)
+    run(_Without(engines.make("torch", network.encoder), skip), noted, PairPolicy(policy, noted), packed)
     return Tape(packed, [batch.states for batch in noted.layers], layers=noted.layers)
 
 
@@ -53,7 +53,7 @@ class _Notes(Policy):
     def per_token(self) -> bool:
         return self.network.per_token
 
-    def leave(self, layer: int, s: State) -> Tensor | None:
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
         self.layers.append(s.whole() if self.per_token else s.packed)
         return None
 
@@ -61,11 +61,11 @@ class _Notes(Policy):
         self.layers.append(packed)
         return packed.states.new_zeros(packed.total if self.per_token else packed.count, 1)
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         raise NotImplementedError("nobody leaves while a tape is made")
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
-        return self.network.predict(layer, packed)
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
+        return self.network.predictor(layer, packed)
 
 
 @dataclass(frozen=True)

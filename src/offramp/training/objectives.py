@@ -24,7 +24,7 @@ Objective = Callable[[Network, Trace, Batch], Tensor]
 
 def weighted_exits(network: Network, options: WeightedOptions, made: Trace, batch: Batch) -> Tensor:
     """Weighted sum of all exits' losses, the last exit included."""
-    layers = [*sorted(network.ramps), network.depth]
+    layers = [*sorted(network.exit_heads), network.depth]
     losses = exit_losses(network, made, batch, layers)
     return losses @ losses.new_tensor(exit_weights(len(layers), options.weights))
 
@@ -38,12 +38,12 @@ def weighted(options: WeightedOptions) -> Objective:
     return objective
 
 
-def beside(ramps: Objective) -> Callable[[ExitOptions], Objective]:
+def beside(exit_heads: Objective) -> Callable[[ExitOptions], Objective]:
     """The objective of methods whose off-ramps learn from a frozen model, where the model learns at the same time: its
-    own head by its loss, the off-ramps by `ramps` from states they cannot pull on."""
+    own head by its loss, the off-ramps by `exit_heads` from states they cannot pull on."""
 
     def objective(network: Network, made: Trace, batch: Batch) -> Tensor:
-        return last_exit(network, made, batch) + ramps(network, made.detached(), batch)
+        return last_exit(network, made, batch) + exit_heads(network, made.detached(), batch)
 
     return lambda options: objective
 
@@ -52,7 +52,7 @@ def distillation(network: Network, made: Trace, batch: Batch) -> Tensor:
     """Sum over off-ramps of KL(last exit ‖ off-ramp): the model teaches its own exits, no label needed."""
     with torch.no_grad():
         taught = network(network.depth, made.at(network.depth))
-    said = [network(layer, made.at(layer)) for layer in sorted(network.ramps)]
+    said = [network(layer, made.at(layer)) for layer in sorted(network.exit_heads)]
     return torch.stack([imitation(network, one, taught, batch.packed) for one in said]).sum()
 
 
@@ -107,7 +107,7 @@ class Alternating(Joint):
 
 
 @dataclass
-class OffRamps(Stage):
+class ExitHeadStage(Stage):
     """Only what the method added learns, from a frozen model in evaluation mode."""
 
     objective: Objective = field(kw_only=True)
@@ -124,9 +124,9 @@ class OffRamps(Stage):
         return {"loss": loss.detach()}
 
 
-def sum_of_ramps(network: Network, made: Trace, batch: Batch) -> Tensor:
+def sum_of_exit_losses(network: Network, made: Trace, batch: Batch) -> Tensor:
     """Every off-ramp on its own loss, unweighted."""
-    return exit_losses(network, made, batch, sorted(network.ramps)).sum()
+    return exit_losses(network, made, batch, sorted(network.exit_heads)).sum()
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offramp.backbones import Encoder
-from offramp.core.engine import Engine, Heads
+from offramp.core.engine import Engine, ExitHeads
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
 from offramp.engines import How
@@ -86,7 +86,7 @@ class OpenVINOEngine(Engine):
         self._graph(layer, "feed", _sketch.feed)({"x": filled(x, len(out))}, [out])
         return out[: x.shape[0]]
 
-    def opened(self, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    def opened(self, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """Embeddings and off-ramp 0 in one graph."""
         where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
         name = f"opened-{'even' if where.even else 'ragged'}"
@@ -101,7 +101,7 @@ class OpenVINOEngine(Engine):
             graph({**_columns(packed), **inputs(where), **rows(where, graph)}, [out, logits])
         return _cut(packed, out, logits, inner.per_token)
 
-    def answered(self, layer: int, heads: Heads, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    def answered(self, layer: int, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
         where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
         if not self.shelf.settings.exact or len(set(self._twins)) < self.depth or (not where.even and sparse(where)):
@@ -120,7 +120,7 @@ class OpenVINOEngine(Engine):
             graph({**_columns(packed), "x": x, **inputs(where), **rows(where, graph)}, [out, logits])
         return _cut(packed, out, logits, inner.per_token)
 
-    def straight(self, heads: Heads, packed: Packed) -> Tensor:
+    def straight(self, heads: ExitHeads, packed: Packed) -> Tensor:
         """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
         where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
         name = "model-even" if where.even else "model-ragged"
@@ -140,7 +140,7 @@ class OpenVINOEngine(Engine):
         states = torch.empty(packed.total if even else room(packed.total), self.encoder.hidden)
         return states, _answers(packed, graph.widths[1], per_token, even)
 
-    def _model(self, name: str, last: Heads) -> _sketch.Sketch:
+    def _model(self, name: str, last: ExitHeads) -> _sketch.Sketch:
         draw = _joined.model_even if name == "model-even" else _joined.model_ragged
         return draw(name, _joined.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
 
@@ -157,7 +157,7 @@ class OpenVINOEngine(Engine):
         finally:
             torch.set_num_threads(before)
 
-    def exits(self, heads: Heads) -> Heads:
+    def exits(self, heads: ExitHeads) -> ExitHeads:
         """Compiled exits."""
         return Exits(self, heads)
 
@@ -194,7 +194,7 @@ class Exits:
     """Exits, learned units and token predictors, compiled when first asked; what cannot be traced stays torch's."""
 
     engine: OpenVINOEngine
-    heads: Heads
+    heads: ExitHeads
 
     @property
     def per_token(self) -> bool:
@@ -205,13 +205,13 @@ class Exits:
         """Logits per row or per token."""
         return self._run(f"head-{layer}", partial(self.heads, layer), packed, self.per_token)
 
-    def unsure(self, layer: int, packed: Packed) -> Tensor:
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """How unsure a learned unit is of each row's answer."""
-        return self._run(f"doubt-{layer}", partial(self.heads.unsure, layer), packed, False)
+        return self._run(f"exit_unit-{layer}", partial(self.heads.exit_unit, layer), packed, False)
 
-    def predict(self, layer: int, packed: Packed) -> Tensor:
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
         """What a method's own predictor says of each token."""
-        return self._run(f"extra-{layer}", partial(self.heads.predict, layer), packed, True)
+        return self._run(f"predictor-{layer}", partial(self.heads.predictor, layer), packed, True)
 
     def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
         hidden = self.engine.encoder.hidden

@@ -154,9 +154,7 @@ def all_inputs(packed: Packed) -> Named:
     return {**_inputs(packed.layout), **rows}
 
 
-def halves(
-    layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout
-) -> tuple[Tensor, ...]:
+def halves(layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout) -> tuple[Tensor, ...]:
     """One first half, or whole layers one after another."""
     if half == "whole":
         for layer in layers:

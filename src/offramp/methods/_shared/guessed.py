@@ -73,11 +73,11 @@ def _turns(words: Words, rows: int, passes: Passes) -> tuple[Tensor, Tensor]:
 def count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -> None:
     """Writes what masked passes cost into the log."""
     origin = s.packed.rows["origin"][rows]
-    s.log.append(Event("embed", 0, origin, lengths, lengths))
+    s.trace.append(Event("embed", 0, origin, lengths, lengths))
     for layer in range(1, layers + 1):
-        s.log.append(Event("attend", layer, origin, lengths, lengths))
-        s.log.append(Event("feed", layer, origin, lengths, lengths))
-        s.log.append(Event("extra", layer, origin, asked, asked))
+        s.trace.append(Event("attend", layer, origin, lengths, lengths))
+        s.trace.append(Event("feed", layer, origin, lengths, lengths))
+        s.trace.append(Event("predictor", layer, origin, asked, asked))
 
 
 def _word_losses(model: MaskedModel, some: Packed, words: Words, chosen: Tensor, layers: int) -> Tensor:

@@ -118,7 +118,7 @@ def right_exits(network: Network, seen: Pass, oracle: Oracle, by_word: bool) -> 
         if likely:
             worth = torch.stack([-task.loss(said, targets, lengths, "rows") for said in seen.logits])
         else:
-            worth = torch.stack([1.0 - task.wrongness(said, targets, lengths) for said in seen.logits])
+            worth = torch.stack([1.0 - task.example_error(said, targets, lengths) for said in seen.logits])
         return best_exit(worth, oracle.penalty)
     asked = targets != IGNORED
     answers, truth = [said[asked].float() for said in seen.logits], targets[asked]

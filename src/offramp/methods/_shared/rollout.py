@@ -41,13 +41,13 @@ class Rollout(Policy):
     surprise: list[Tensor] = field(default_factory=list)  # per point [rows], mean −log p of what was decided
     stayed: list[Tensor] = field(default_factory=list)  # per point, which tokens of the batch
 
-    def enter(self, layer: int, s: State) -> Tensor | None:
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
         places = points(s.depth)
         if layer not in places:
             return None
         packed, first = s.packed, rows.first(s.packed)
         with torch.enable_grad():  # the model may be frozen, its selectors are not
-            logits = self.network.predict(layer, packed)
+            logits = self.network.predictor(layer, packed)
         chance = logits.detach().sigmoid()
         keep = torch.rand_like(chance) < chance
         if self.guided and self.worth is not None:

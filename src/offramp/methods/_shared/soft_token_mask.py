@@ -38,7 +38,7 @@ class Fading:
         if layer == 1:
             self.mask = torch.zeros(packed.total, device=packed.device)
         first = rows.first(packed)
-        logits = self.network.predict(layer, packed) + self.mask
+        logits = self.network.predictor(layer, packed) + self.mask
         if layer > 1:
             logits = logits + first * self.dummy[layer - 2].log()
         share = rows.log_softmax(logits, packed)
