@@ -103,8 +103,8 @@ def test_idle_tokens_are_exact_copies_and_are_attended_to() -> None:
 def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) -> None:
     net, packed = net_for("classification", kind), pack(tiny.rows(LENGTHS))
     depth = net.depth
-    plain = answer(net, Policy(), packed).traceits
-    assert torch.allclose(answer(net, Gate({}), packed).traceits, plain, atol=1e-5)
+    plain = answer(net, Policy(), packed).logits
+    assert torch.allclose(answer(net, Gate({}), packed).logits, plain, atol=1e-5)
     plan = {layer: [1.0, 0.3, 0.0, 0.7] for layer in range(2, depth + 1)}
 
     def gate(layer: int, _: Trace) -> Tensor | None:
@@ -113,7 +113,7 @@ def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) ->
 
     with torch.no_grad():
         soft = net(depth, trace(net.encoder, packed, Soft(gate=gate)).at(depth))
-    assert torch.allclose(answer(net, Gate(plan), packed).traceits, soft, atol=1e-5)
+    assert torch.allclose(answer(net, Gate(plan), packed).logits, soft, atol=1e-5)
 
 
 def test_scores_are_given_only_where_asked() -> None:

@@ -232,7 +232,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, t
 
 def test_reading_loads_nothing_heavy() -> None:
     script = (
-        "import sys, offramp.text.read, offramp.text.tokenise, offramp.tasks; print(offramp.tasks.names(), "
+        "import sys, offramp.data.readers, offramp.data.tokenization, offramp.tasks; print(offramp.tasks.names(), "
         "{'torch', 'transformers', 'sklearn', 'scipy', 'numpy', 'pyarrow', 'datasets'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -47,7 +47,7 @@ def test_nothing_phones_home() -> None:
     """The sender is absent while OpenVINO is imported, and there again for others afterwards."""
     script = """
 import sys
-from offramp.engines import _runtime
+from offramp.engines.openvino import runtime as _runtime
 _runtime.library()
 from openvino.tools.ovc import telemetry_utils
 print(telemetry_utils.tm.__name__, "openvino_telemetry" in sys.modules)

@@ -107,7 +107,7 @@ def test_answers_do_not_depend_on_what_ran_before() -> None:
     for lengths in ([1], [1, 1], [7], [1, 9], [16, 16], [3, 1, 2], [1], [33]):
         packed = pack(tiny.rows(lengths))
         for policy in (Policy(), MOMENTS["tokens drop between the halves"]):
-            ours, theirs = (answer(engine, net, policy, packed).traceits for engine in (fresh, torch_engine))
+            ours, theirs = (answer(engine, net, policy, packed).logits for engine in (fresh, torch_engine))
             assert torch.allclose(ours, theirs, atol=1e-4), lengths
 
 

@@ -29,7 +29,7 @@ from tests.fakes import Leave
 def test_threads_may_share_compiled_graphs() -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
     batches = [pack(tiny.rows([n, 2 * n, 3], seed=n)) for n in range(2, 10)]
-    wanted = [answer(engine, net, MOMENTS["exits"], packed).traceits for packed in batches]
+    wanted = [answer(engine, net, MOMENTS["exits"], packed).logits for packed in batches]
     wrong: list[int] = []
 
     def work(start: int) -> None:
@@ -58,7 +58,7 @@ def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
 
     def start(precision: str = "fp32") -> Tensor:
         engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
-        return answer(engine, net, policy, packed).traceits
+        return answer(engine, net, policy, packed).logits
 
     before = start()
     first = blobs(tmp_path)
@@ -86,7 +86,7 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no folder")
         for _ in range(2):
             engine = engines.make("openvino", net.encoder, How("fp32", 1, path))
-            assert answer(engine, net, Policy(), packed).traceits.shape == (1, 3)
+            assert answer(engine, net, Policy(), packed).logits.shape == (1, 3)
             for blob in path.rglob("*.blob"):
                 blob.write_bytes(b"nonsense")
 

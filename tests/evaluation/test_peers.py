@@ -105,7 +105,7 @@ def test_nothing_phones_home(tmp_path: Path) -> None:
     run = str(folder(tmp_path, "bert"))
     script = f"""
 import sys
-from offramp.study import peers
+from offramp.evaluation import peers
 peers.get("openvino").load(peers.Ground({run!r}, "AutoModelForSequenceClassification", {run!r}, 1),
                            peers.Variant("openvino-graph", "fp32"))
 from openvino.tools.ovc import convert_impl, telemetry_utils

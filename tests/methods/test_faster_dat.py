@@ -123,7 +123,10 @@ def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
     (stage,) = methods.get("faster_dat").stages(net, Options(layers=2))
     names = [name for name, _ in stage.trainable()]
     assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
-    assert not any("classifier" in name or "pooler" in name for name in names) and "added.final_head.project.weight" in names
+    assert (
+        not any("classifier" in name or "pooler" in name for name in names)
+        and "added.final_head.project.weight" in names
+    )
 
 
 def test_telling_words_may_go_deep_instead() -> None:

@@ -54,7 +54,7 @@ def answer(net: Network, encoded: list[Encoded]) -> Result:
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
 def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp_path: Path) -> None:
     whole, data = made(backbone)
-    before = answer(whole, data.encoded).traceits
+    before = answer(whole, data.encoded).logits
     net, _ = pruned(backbone, tmp_path)
     result = answer(net, data.encoded)
     theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits

@@ -143,7 +143,7 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
     packed, engine = some_batch().packed, engines.make("torch", net.encoder)
     with torch.no_grad():
         full, short = (
-            run(engine, net, length_adaptive.Policy(net, settings), packed).traceits.log_softmax(-1)
+            run(engine, net, length_adaptive.Policy(net, settings), packed).logits.log_softmax(-1)
             for settings in (Settings(), Settings(shortest(net)))
         )
     one, other = (full, short) if kl == "forward" else (short, full)

@@ -42,7 +42,7 @@ def test_the_table_here_is_whole() -> None:
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
     for name in ("nosuch", "_loss", "", "os"):
-        with pytest.raises(OfframpError, match="classification, masked_lm, regression, span, tagging"):
+        with pytest.raises(OfframpError, match="classification, masked_lm, question_answering, regression, tagging"):
             tasks.get(name)
 
 

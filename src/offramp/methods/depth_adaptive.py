@@ -126,7 +126,7 @@ class EncoderPolicy(policy.Policy):
             words = s.packed.tokens["scored"]
             return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
         uncertainty = float(self._uncertainty(layer, s, None)[0])
-        return f"doubt {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
+        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 
     def _uncertainty(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
         """Doubt that each row, or each asked token, should stop here."""  # [rows or asked]

@@ -137,7 +137,7 @@ class ThresholdPolicy(UncertaintyPolicy):
         if limit == 0.0:
             return ""
         uncertainty = float(self.uncertainty(layer, s)[0])
-        return f"doubt {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
+        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
