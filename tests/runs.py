@@ -17,8 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from offramp.commands import train as job
-from offramp.commands.train import Job
+from offramp.commands.train import TrainRequest, run_training
 from offramp.inference.run_folder import quiet
 from offramp.training.schedule import Schedule
 from tests import tiny, tiny_tokenizers
@@ -87,7 +86,7 @@ def train(base: str, folder: Path, method: str, kind: str = "classification", **
     """A finished run `folder/run`, its rows in `folder/train.jsonl` and `folder/dev.jsonl`."""
     given = {name: jsonl(folder / f"{name}.jsonl", rows(kind, count, seed)) for name, count, seed in SPLITS}
     more = {"schedule": Schedule(epochs=4, batch_size=8, lr=0.01), **more}
-    job.train(Job(model=base, out=str(folder / "run"), task=TASKS[kind], method=method, **given, **more))
+    run_training(TrainRequest(model=base, out=str(folder / "run"), task=TASKS[kind], method=method, **given, **more))
     return folder / "run"
 
 

@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from offramp.commands import train as job
-from offramp.commands.train import Job
+from offramp.commands.train import TrainRequest, run_training
 from offramp.training.schedule import Schedule
 from tests import runs
 
@@ -52,5 +51,5 @@ def train(folder: Path, epochs: int = 4, method: str = "depth_adaptive", **optio
         options = {"together": True, "smoothing": 0.0, **options}
     schedule = Schedule(epochs=epochs, batch_size=16, lr=0.005, precision="fp32")
     about = {"task": "translation", "method": method, "options": options, "schedule": schedule}
-    job.train(Job(model=configuration(folder), out=str(folder / "run"), **about, **given))
+    run_training(TrainRequest(model=configuration(folder), out=str(folder / "run"), **about, **given))
     return folder / "run"

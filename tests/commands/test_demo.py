@@ -68,7 +68,7 @@ def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     lines = {path.stem: len(path.read_text().splitlines()) for path in (tmp_path / "demo-data").iterdir()}
     assert lines == {"train": 8056, "dev": FEW.dev, "test": FEW.test}
 
-    monkeypatch.setattr(demo, "train", no_training)
+    monkeypatch.setattr(demo, "run_training", no_training)
     assert run("demo", "--quick", "--out", str(out)) == 0  # finished: shown again
     again = capsys.readouterr()
     assert "finished demo" in again.err and again.out == said.out

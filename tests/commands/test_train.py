@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from offramp.commands import train as job
-from offramp.commands.train import Job, rows_of, train
+from offramp.commands import train as training
+from offramp.commands.train import TrainRequest, rows_of, run_training
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.training import checkpoint
@@ -44,7 +44,7 @@ def beside(folder: Path) -> list[str]:
 
 
 def test_the_folder_is_whole_and_nothing_else_is_left(asked: dict[str, Any], tmp_path: Path) -> None:
-    finished = train(Job(**asked))
+    finished = run_training(TrainRequest(**asked))
     assert beside(tmp_path) == ["run"]
     assert {"config.json", "model.safetensors", "tokenizer.json", "offramp.json", "offramp.safetensors", "points.json",
             "recipe.yaml", "README.md"} <= runs.files(tmp_path / "run").keys()  # fmt: skip
@@ -72,11 +72,11 @@ def test_init_refuses_other_answers(full: Path, asked: dict[str, Any], tmp_path:
     other = [{**row, "label": row["label"].upper()} for row in runs.rows("classification", 16)]
     asked.update(train=runs.jsonl(tmp_path / "train.jsonl", other), dev=None, init=str(full))
     with pytest.raises(OfframpError) as caught:
-        train(Job(**asked))
+        run_training(TrainRequest(**asked))
     assert "'good'" in str(caught.value) and "'GOOD'" in str(caught.value) and "--init" in caught.value.fix
     assert beside(tmp_path) == []
     with pytest.raises(OfframpError, match="no such folder"):
-        train(Job(**{**asked, "init": str(tmp_path / "nowhere")}))
+        run_training(TrainRequest(**{**asked, "init": str(tmp_path / "nowhere")}))
 
 
 def test_masked_lm_can_be_continued_and_needs_no_ramps_of_its_own(base: str, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_masked_lm_can_be_continued_and_needs_no_ramps_of_its_own(base: str, tmp
 
 
 def test_held_out_rows_are_the_same_every_time(asked: dict[str, Any]) -> None:
-    split = Job(**{**asked, "dev": None, "dev_split": 0.25})
+    split = TrainRequest(**{**asked, "dev": None, "dev_split": 0.25})
     rows = rows_of(split)
     assert (len(rows.train), len(rows.dev)) == (12, 4) and "held out" in rows.dev_name
     assert rows_of(split) == rows
@@ -95,47 +95,47 @@ def test_held_out_rows_are_the_same_every_time(asked: dict[str, Any]) -> None:
     assert sorted(str(row) for row in [*rows.train, *rows.dev]) == sorted(everything)
     for share in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(OfframpError, match="--dev-split"):
-            rows_of(Job(**{**asked, "dev": None, "dev_split": share}))
+            rows_of(TrainRequest(**{**asked, "dev": None, "dev_split": share}))
 
 
 def test_a_mistake_leaves_nothing_that_hinders_the_next_try(asked: dict[str, Any], tmp_path: Path) -> None:
     for mistake in ({"options": {"pool": "best"}}, {"options": {"pol": "mean"}}, {"model": str(tmp_path / "none")}):
         with pytest.raises(OfframpError):
-            train(Job(**{**asked, **mistake}))
+            run_training(TrainRequest(**{**asked, **mistake}))
         assert beside(tmp_path) == []
-    train(Job(**asked))
+    run_training(TrainRequest(**asked))
 
 
 def test_what_is_there_is_only_replaced_by_force(asked: dict[str, Any], tmp_path: Path) -> None:
-    train(Job(**asked))
+    run_training(TrainRequest(**asked))
     before = runs.files(tmp_path / "run")
-    other = Job(**{**asked, "method": "full"})
+    other = TrainRequest(**{**asked, "method": "full"})
     with pytest.raises(OfframpError, match="a finished run there") as caught:
-        train(other)
+        run_training(other)
     assert "--force" in caught.value.fix
     assert runs.files(tmp_path / "run") == before and beside(tmp_path) == ["run"]
-    train(other, force=True)
+    run_training(other, force=True)
     assert folders.about(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(OfframpError, match="something else there"):
-        train(Job(**{**asked, "out": str(tmp_path / "notes")}))
+        run_training(TrainRequest(**{**asked, "out": str(tmp_path / "notes")}))
     with pytest.raises(OfframpError, match="--out"):
-        train(Job(**{**asked, "out": "/"}))
+        run_training(TrainRequest(**{**asked, "out": "/"}))
 
 
 def test_the_old_run_stands_until_the_new_one_is_complete(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(Job(**asked))
+    run_training(TrainRequest(**asked))
     before = runs.files(tmp_path / "run")
-    for module, name in ((checkpoint, "save_file"), (folders, "save_file"), (job, "card")):
+    for module, name in ((checkpoint, "save_file"), (folders, "save_file"), (training, "card")):
         with monkeypatch.context() as broken:
             broken.setattr(module, name, _full_disk)
             with pytest.raises(OfframpError, match="No space left") as caught:
-                train(Job(**{**asked, "method": "full"}), force=True)
+                run_training(TrainRequest(**{**asked, "method": "full"}), force=True)
         assert ".new" not in str(caught.value), "people know the run by its own name"
         assert runs.files(tmp_path / "run") == before and beside(tmp_path) == ["run", "run.partial"]
-    train(Job(**{**asked, "method": "full"}), force=True)
+    run_training(TrainRequest(**{**asked, "method": "full"}), force=True)
     assert folders.about(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
 
 
@@ -147,20 +147,20 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(job, "calibrate", _full_disk)
+        broken.setattr(training, "calibrate", _full_disk)
         with pytest.raises(OSError, match="No space"):
-            train(Job(**asked))
+            run_training(TrainRequest(**asked))
     before = runs.files(tmp_path / "run.partial")
-    other = Job(**{**asked, "schedule": Schedule(**{**vars(QUICK), "seed": 1})})
+    other = TrainRequest(**{**asked, "schedule": Schedule(**{**vars(QUICK), "seed": 1})})
     with pytest.raises(OfframpError, match="an unfinished run with other settings"):
-        train(other)
+        run_training(other)
     assert runs.files(tmp_path / "run.partial") == before
     with pytest.raises(OfframpError, match="not finished"):
         folders.load(tmp_path / "run")
     (tmp_path / "run.partial" / checkpoint.FILE).write_bytes(b"damaged")
     with pytest.raises(OfframpError, match="damaged"):
-        train(Job(**asked))
-    train(Job(**asked), force=True)
+        run_training(TrainRequest(**asked))
+    run_training(TrainRequest(**asked), force=True)
     assert beside(tmp_path) == ["run"]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from offramp import cli
-from offramp.commands import train as job
+from offramp.commands.train import run_training
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation import importance, rationale_runs, rationales
@@ -102,8 +102,8 @@ def done(base: str, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Stu
     out = str(tmp_path_factory.mktemp("study") / "out")
     options, asked = {"phi": 0.05, "cut_lr": 0.1}, "offramp rationales data --out out"
     study = Study(str(data), out, base, max_length=24, options=options, schedule=quick, command=asked)
-    rationale_runs.compare(study, job.train)
-    rationale_runs.select(study, job.train)
+    rationale_runs.compare(study, run_training)
+    rationale_runs.select(study, run_training)
     return study
 
 
@@ -138,7 +138,7 @@ def test_the_study_goes_on_without_doing_anything_twice(done: Study) -> None:
 def test_a_folder_with_another_study_is_refused(done: Study) -> None:
     other = Study(done.data, done.out, done.model, max_length=32, options=done.options, schedule=done.schedule)
     with pytest.raises(OfframpError, match="choose another --out"):
-        rationale_runs.compare(other, job.train)
+        rationale_runs.compare(other, run_training)
 
 
 def test_what_adapler_cannot_do_is_refused_before_anything_is_written(done: Study, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import transformers
 
 from offramp import backbones
 from offramp.cli import app
-from offramp.commands import train as job
-from offramp.commands.train import Job
+from offramp.commands.train import TrainRequest, run_training
 from offramp.data.wordpiece import learn
 from offramp.errors import OfframpError
 from offramp.inference.new_model import create
@@ -75,7 +74,7 @@ def test_pretraining_teaches_words_and_fine_tuning_goes_on_from_there(tmp_path: 
     text, out = runs.jsonl(tmp_path / "text.jsonl", runs.rows("masked_lm", 64)), tmp_path / "pretrained"
     quick = Schedule(epochs=4, batch_size=8, lr=0.01, precision="fp32")
     given = {"task": "masked_lm", "method": "alberta", "options": {"start": 2.0}, "schedule": quick}
-    loss = [entry["loss"] for entry in job.train(Job(str(tmp_path / "new"), text, str(out), **given)).log]
+    loss = [entry["loss"] for entry in run_training(TrainRequest(str(tmp_path / "new"), text, str(out), **given)).log]
     assert loss[-1] < 0.9 * loss[0], "the loss falls"
     still = {"schedule": Schedule(1, 48, 1e-9), "options": {"start": 2.0, "head_lr": 1e-9}}
     base, tuned = load(out), load(runs.train(str(out), tmp_path, "alberta", **still))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offramp.commands import train as job
-from offramp.commands.train import Job
+from offramp.commands.train import TrainRequest, run_training
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
@@ -27,9 +26,9 @@ def test_fastbert_learns_from_rows_without_labels(
 ) -> None:
     start = every_task[kind]
     train = runs.jsonl(tmp_path / "bare.jsonl", bare(kind, target))
-    made = Job(base, train, str(tmp_path / "run"), task=kind, method="fastbert", init=str(start),
+    made = TrainRequest(base, train, str(tmp_path / "run"), task=kind, method="fastbert", init=str(start),
                dev=str(start.parent / "dev.jsonl"), schedule=QUICK)  # fmt: skip
-    log = job.train(made).log
+    log = run_training(made).log
     assert {entry["stage"] for entry in log} == {"self-distillation"}
     before, after = Predictor.load(start), Predictor.load(tmp_path / "run")
     assert after.task == before.task
@@ -41,7 +40,7 @@ def test_fastbert_learns_from_rows_without_labels(
 def test_methods_that_need_labels_say_what_is_missing(base: str, trained: Path, tmp_path: Path, method: str) -> None:
     train = runs.jsonl(tmp_path / "bare.jsonl", bare("classification", "label"))
     with pytest.raises(OfframpError, match="the column 'label'"):
-        job.train(Job(base, train, str(tmp_path / "run"), method=method, init=str(trained),
+        run_training(TrainRequest(base, train, str(tmp_path / "run"), method=method, init=str(trained),
                       dev=str(trained.parent / "dev.jsonl"), schedule=QUICK))  # fmt: skip
     assert not (tmp_path / "run").exists()
 
@@ -49,13 +48,15 @@ def test_methods_that_need_labels_say_what_is_missing(base: str, trained: Path, 
 def test_without_init_or_dev_labels_are_needed(base: str, trained: Path, tmp_path: Path) -> None:
     train = runs.jsonl(tmp_path / "bare.jsonl", bare("classification", "label"))
     with pytest.raises(OfframpError, match="the column 'label'"):
-        job.train(Job(base, train, str(tmp_path / "run"), method="fastbert", schedule=QUICK))
+        run_training(TrainRequest(base, train, str(tmp_path / "run"), method="fastbert", schedule=QUICK))
     with pytest.raises(OfframpError, match="--dev"):
-        job.train(Job(base, train, str(tmp_path / "run"), method="fastbert", init=str(trained), schedule=QUICK))
+        run_training(
+            TrainRequest(base, train, str(tmp_path / "run"), method="fastbert", init=str(trained), schedule=QUICK)
+        )
 
 
 def test_some_rows_without_labels_are_a_mistake(base: str, trained: Path, tmp_path: Path) -> None:
     train = runs.jsonl(tmp_path / "odd.jsonl", [*runs.rows("classification", 3), *bare("classification", "label")])
     with pytest.raises(OfframpError, match="row 4"):
-        job.train(Job(base, train, str(tmp_path / "run"), method="fastbert", init=str(trained),
+        run_training(TrainRequest(base, train, str(tmp_path / "run"), method="fastbert", init=str(trained),
                       dev=str(trained.parent / "dev.jsonl"), schedule=QUICK))  # fmt: skip

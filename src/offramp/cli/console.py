@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from offramp.commands.train import Finished, interrupted
+from offramp.commands.train import TrainedRun, interrupted
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference import operating_points as operating
@@ -96,7 +96,7 @@ def _short(value: Any) -> str:
     return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
-def summary(finished: Finished, run: str) -> None:
+def summary(finished: TrainedRun, run: str) -> None:
     """After training: the points and what to type next."""
     if int(os.environ.get("RANK", "0")) != 0:
         return

@@ -46,10 +46,10 @@ def command(
         command=command_line(),
     )
 
-    def train(job: jobs.Job) -> Any:
+    def train(job: jobs.TrainRequest) -> Any:
         console.say_plainly(f"training {job.out}")
         with console.TrainingConsole(job.out, epochs) as shown:
-            return jobs.train(job, False, shown.say)
+            return jobs.run_training(job, False, shown.say)
 
     if part != "selection":
         console.out.print(rationale_runs.agreement_table(rationale_runs.compare(study, train)))

@@ -55,7 +55,7 @@ def command(
     else:
         typed = {name: value for name, value in flags.items() if _typed(ctx, name)}
         plan = recipes.load(recipe).told(typed, pairs(set_, "--set"))
-    job = jobs.Job(
+    request = jobs.TrainRequest(
         model=carried_model() if model == "minilm" else model,
         train=train,
         out=out,
@@ -80,7 +80,7 @@ def command(
         ),
     )
     with TrainingConsole(out, plan.epochs) as console:
-        finished = jobs.train(job, force, console.say)
+        finished = jobs.run_training(request, force, console.say)
     summary(finished, out)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offramp.commands.train import Job, train
+from offramp.commands.train import TrainRequest, run_training
 from offramp.data.readers import read
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
@@ -126,7 +126,7 @@ def trained(cell: Cell, plan: Plan, out: Path) -> str:
         plain = Cell(cell.data, cell.model, "full", {}, cell.seed)
         init = None if cell.method == "full" else trained(plain, plan, out)
         data = cell.data
-        job = Job(
+        request = TrainRequest(
             cell.model,
             data.train,
             str(run),
@@ -138,5 +138,5 @@ def trained(cell: Cell, plan: Plan, out: Path) -> str:
             options=dict(cell.options),
             schedule=Schedule(**plan.training, seed=cell.seed),
         )
-        train(job)
+        run_training(request)
     return str(run)

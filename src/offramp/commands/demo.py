@@ -1,4 +1,4 @@
-"""`offramp demo`: the main job on an embedded default, and what each budget buys on sentences it never saw.
+"""`offramp demo`: the main command on an embedded default, and what each budget buys on sentences it never saw.
 
     runs/demo-data/   the sentences as train.jsonl, dev.jsonl, test.jsonl, for every command to be tried on
     runs/demo/        the run folder, and in it demo.json (all that was measured) and curve.png
@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from offramp.cli import console
-from offramp.commands.train import Job, train
+from offramp.commands.train import TrainRequest, run_training
 from offramp.errors import OfframpError
 from offramp.evaluation.budgets import BATCH, Effort, bought, spots
 from offramp.evaluation.curve import Curve, Spot, draw
@@ -55,7 +55,7 @@ def demo(out: str, quick: bool) -> None:
         show(read_json(run / "demo.json"), out)
         return
     data = run.with_name(run.name + "-data")
-    job = Job(
+    request = TrainRequest(
         model=carried_model(),
         train=str(data / "train.jsonl"),
         out=out,
@@ -65,24 +65,24 @@ def demo(out: str, quick: bool) -> None:
         options={"pool": "meanmax", "exit0": True},
         schedule=size.schedule,
     )
-    trained = _trained(run, job)
+    trained = _trained(run, request)
     test = _write_splits(data, size)
     if not trained:
         console.say_plainly("fine-tuning MiniLM (6 layers) with off-ramps on rated movie-review sentences")
         with console.TrainingConsole(out, size.schedule.epochs) as progress:
-            train(job, say=progress.say)
+            run_training(request, say=progress.say)
     console.say_plainly(f"measuring on {len(test)} sentences that were used for nothing yet")
     found = measure(run, test, size, "offramp demo --quick" if quick else "offramp demo")
     write_json(run / "demo.json", {**found, "seconds": round(time.monotonic() - started, 1)})
     show(found, out)
 
 
-def _trained(run: Path, job: Job) -> bool:
+def _trained(run: Path, request: TrainRequest) -> bool:
     """Whether the folder holds this demo's model already; anything else in it is left alone."""
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
     recipe = folders.read_recipe(run)
-    if folders.is_run(run) and (recipe.get("train"), recipe.get("limit")) == (job.train, job.limit):
+    if folders.is_run(run) and (recipe.get("train"), recipe.get("limit")) == (request.train, request.limit):
         return True
     raise OfframpError(f"to write the demo to {run}", "something else there", "choose another folder with --out")
 

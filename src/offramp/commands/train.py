@@ -36,7 +36,7 @@ Say = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainRequest:
     """What a user asks for; all of it decides the result, none of it is read from elsewhere."""
 
     model: str
@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Finished:
+class TrainedRun:
     """A trained run."""
 
     model: LoadedRun
@@ -75,54 +75,54 @@ class Rows:
     labelled: bool = True  # the training rows; dev rows always are
 
 
-def rows_of(job: Job) -> Rows:
+def rows_of(request: TrainRequest) -> Rows:
     """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
-    kind, rows = tasks.get(job.task), reading.read(job.train, columns=job.columns, limit=job.limit)
-    if job.init and kind.target and not any(kind.target in row for row in rows):
-        return _unlabelled(job, kind, rows)
-    task, mark = kind.from_rows(rows, job.train), reading.fingerprint(job.train, rows)
-    if job.dev is not None:
-        dev = reading.read(job.dev, columns=job.columns)
-        task.check(dev, job.dev)
-        return Rows(task, rows, dev, job.dev, mark)
-    if not 0.0 < job.dev_split < 1.0:
-        raise OfframpError("a share of the rows to hold out", f"--dev-split {job.dev_split}", "give e.g. 0.1")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(job.schedule.seed)).tolist()
-    held = max(1, round(len(rows) * job.dev_split))
+    kind, rows = tasks.get(request.task), reading.read(request.train, columns=request.columns, limit=request.limit)
+    if request.init and kind.target and not any(kind.target in row for row in rows):
+        return _unlabelled(request, kind, rows)
+    task, mark = kind.from_rows(rows, request.train), reading.fingerprint(request.train, rows)
+    if request.dev is not None:
+        dev = reading.read(request.dev, columns=request.columns)
+        task.check(dev, request.dev)
+        return Rows(task, rows, dev, request.dev, mark)
+    if not 0.0 < request.dev_split < 1.0:
+        raise OfframpError("a share of the rows to hold out", f"--dev-split {request.dev_split}", "give e.g. 0.1")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.schedule.seed)).tolist()
+    held = max(1, round(len(rows) * request.dev_split))
     if held >= len(rows):
-        raise OfframpError("rows to train on", f"{len(rows)} rows in {job.train}", "give more rows, or --dev FILE")
-    name = f"{job.train} ({job.dev_split:g} held out, seed {job.schedule.seed})"
+        raise OfframpError("rows to train on", f"{len(rows)} rows in {request.train}", "give more rows, or --dev FILE")
+    name = f"{request.train} ({request.dev_split:g} held out, seed {request.schedule.seed})"
     return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
 
 
-def _unlabelled(job: Job, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
+def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
     """Rows to learn an earlier run's own answers on; the task is that run's."""
-    task = folders.task_of(folders.about(job.init or ""))
-    if not isinstance(task, kind) or job.dev is None:
-        what = f"rows without {kind.target!r} in {job.train}" + (" and no --dev" if job.dev is None else "")
+    task = folders.task_of(folders.about(request.init or ""))
+    if not isinstance(task, kind) or request.dev is None:
+        what = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
         raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
-    task.check_inputs(rows, job.train)
-    dev = reading.read(job.dev, columns=job.columns)
-    task.check(dev, job.dev)
-    return Rows(task, rows, dev, job.dev, reading.fingerprint(job.train, rows), labelled=False)
+    task.check_inputs(rows, request.train)
+    dev = reading.read(request.dev, columns=request.columns)
+    task.check(dev, request.dev)
+    return Rows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
 
 
-def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finished:
-    """Train a method and write its model folder; resumes if the same job was interrupted."""
-    method = methods.get(job.method)
-    options = methods.configure(method.options, dict(job.options), method.name)
-    check_free(Path(job.out), force)
-    rows = rows_of(job)
-    recipe = _recipe(job, rows)
-    model = _build(job, method, options, rows)
-    stages = _stages(job, model)
+def run_training(request: TrainRequest, force: bool = False, say: Say = lambda **_: None) -> TrainedRun:
+    """Train a method and write its model folder; resumes if the same request was interrupted."""
+    method = methods.get(request.method)
+    options = methods.configure(method.options, dict(request.options), method.name)
+    check_free(Path(request.out), force)
+    rows = rows_of(request)
+    recipe = _recipe(request, rows)
+    model = _build(request, method, options, rows)
+    stages = _stages(request, model)
     if not rows.labelled and any(stage.labels for stage in stages):
-        rows.task.check(rows.train, job.train)  # says which column is missing
-    train_data = replace(_encode(model, rows.train, job.train), labelled=rows.labelled)
+        rows.task.check(rows.train, request.train)  # says which column is missing
+    train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
-    with claimed(Path(job.out), recipe, force) as partial:
+    with claimed(Path(request.out), recipe, force) as partial:
         say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
-        trainer = Trainer(model.network, job.schedule, partial, say)
+        trainer = Trainer(model.network, request.schedule, partial, say)
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = quick(method, dev_data)
         say(choosing=len(chosen_on.rows))
@@ -131,17 +131,17 @@ def train(job: Job, force: bool = False, say: Say = lambda **_: None) -> Finishe
             for noticed in points.warnings:
                 warnings.warn(noticed, stacklevel=2)
             done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
-            _publish(Path(job.out), partial, model, points, {**recipe, **done})
+            _publish(Path(request.out), partial, model, points, {**recipe, **done})
         trainer.accelerator.wait_for_everyone()
-    return Finished(model, points, progress.log)
+    return TrainedRun(model, points, progress.log)
 
 
-def _build(job: Job, method: Method, options: Any, rows: Rows) -> LoadedRun:
+def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> LoadedRun:
     """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
-    source, base = job.init or job.model, job.model
-    theirs = folders.about(job.init) if job.init else None
+    source, base = request.init or request.model, request.model
+    theirs = folders.about(request.init) if request.init else None
     if is_configuration(source):
-        torch.manual_seed(job.schedule.seed)
+        torch.manual_seed(request.schedule.seed)
         hf, tokenizer = build(source, rows.task, rows.train)
         task, fresh = rows.task.with_tokenizer(tokenizer), frozenset[str]()
     else:
@@ -151,20 +151,20 @@ def _build(job: Job, method: Method, options: Any, rows: Rows) -> LoadedRun:
         if theirs is not None:
             _same_answers(theirs, task, source)
             base = theirs["base_model"]  # --model only names what the first run started from
-        torch.manual_seed(job.schedule.seed)
-        hf, fresh = folders.load_reported(source, task, whole=job.init is not None)
+        torch.manual_seed(request.schedule.seed)
+        hf, fresh = folders.load_reported(source, task, whole=request.init is not None)
         folders.check_words(tokenizer, hf, source)
     net = folders.assemble(hf, task, method, options, fresh)
-    if job.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
+    if request.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.carry_over(net, method, source)
-    longest = length_limit(tokenizer, net.encoder.positions, job.max_length)
+    longest = length_limit(tokenizer, net.encoder.positions, request.max_length)
     return LoadedRun(net, tokenizer, method, options, longest, base)
 
 
-def _stages(job: Job, model: LoadedRun) -> list[Stage]:
+def _stages(request: TrainRequest, model: LoadedRun) -> list[Stage]:
     """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
-    theirs = folders.about(job.init) if job.init else None
+    theirs = folders.about(request.init) if request.init else None
     return [stage for stage in stages if theirs is None or not stage.done_by(theirs)] or stages
 
 
@@ -189,11 +189,11 @@ def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
     return Data(rows, encoded)
 
 
-def _recipe(job: Job, rows: Rows) -> dict[str, Any]:
-    made = asdict(replace(job, columns=dict(job.columns), options=dict(job.options)))
+def _recipe(request: TrainRequest, rows: Rows) -> dict[str, Any]:
+    made = asdict(replace(request, columns=dict(request.columns), options=dict(request.options)))
     made["schedule"].pop("save_seconds")
     made.pop("out")
-    train, dev = reading.fingerprint(job.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
+    train, dev = reading.fingerprint(request.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
     return {**made, **marks, "offramp": __version__}
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.table import Column, Table
 
 from offramp import __version__, methods
-from offramp.commands.train import Job
+from offramp.commands.train import TrainRequest
 from offramp.data.readers import fingerprint
 from offramp.errors import OfframpError
 from offramp.evaluation.rationales import Marked, Row, agreement, chosen, marked, rows_in
@@ -29,7 +29,7 @@ from offramp.utils.files import read_json, replacing, write_json, write_text
 
 FULL = "full input"
 STRATEGIES = ("human", "saliency", "attention from all", "attention from [CLS]")
-Train = Callable[[Job], Any]
+Train = Callable[[TrainRequest], Any]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _trained(study: Study, name: str, rows: Sequence[Row], train: Train, **more:
     if not folders.is_run(out):
         file = _jsonl(study.folder("rows", f"{name}.jsonl"), rows)
         given = {"max_length": study.max_length, "schedule": study.schedule, **more}
-        train(Job(model=study.model, train=file, out=str(out), **given))
+        train(TrainRequest(model=study.model, train=file, out=str(out), **given))
     return folders.load(out)
 
 
