@@ -8,7 +8,7 @@ import pytest
 
 from offramp import engines
 from offramp.training.schedule import Schedule
-from tests import runs, speaking
+from tests import factories
 
 
 @pytest.fixture(autouse=True)
@@ -22,22 +22,22 @@ def auto_is_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny pretrained BERT with its tokenizer: what a user gives as --model."""
-    return str(runs.model_folder(tmp_path_factory.mktemp("base") / "tiny-bert"))
+    return str(factories.model_folder(tmp_path_factory.mktemp("base") / "tiny-bert"))
 
 
 @pytest.fixture(scope="session")
 def trained(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished `branchynet` run on classification. Read only; `dev.jsonl` and `train.jsonl` lie beside it."""
-    return runs.train(base, tmp_path_factory.mktemp("trained"), "branchynet")
+    return factories.run_folder(base, tmp_path_factory.mktemp("trained"), "branchynet")
 
 
 @pytest.fixture(scope="session")
 def every_task(base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A finished run for each kind of rows, with exits wherever they are possible. Read only."""
-    methods = {kind: "full" if kind in ("regression", "masked_lm") else "branchynet" for kind in runs.TASKS}
+    methods = {kind: "full" if kind in ("regression", "masked_lm") else "branchynet" for kind in factories.KINDS}
     quick = Schedule(epochs=2, batch_size=8, lr=0.005)
     return {
-        kind: runs.train(base, tmp_path_factory.mktemp(kind), method, kind, schedule=quick)
+        kind: factories.run_folder(base, tmp_path_factory.mktemp(kind), method, kind, schedule=quick)
         for kind, method in methods.items()
     }
 
@@ -45,4 +45,4 @@ def every_task(base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture(scope="session")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished `depth_adaptive` run on a translation task that it has learned. Read only."""
-    return speaking.train(tmp_path_factory.mktemp("spoken"))
+    return factories.translation_run_folder(tmp_path_factory.mktemp("spoken"))

@@ -111,7 +111,7 @@ class Eager(Engine):
         return self.inner.attend(layer, queries, keys, where, True)
 
 
-POLICIES = [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, "attended"), Drop({2: 5}, "enter")]
+POLICIES = [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, "after_attention"), Drop({2: 5}, "before_layer")]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

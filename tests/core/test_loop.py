@@ -77,7 +77,7 @@ def test_dropped_tokens_answer_with_their_last_state() -> None:
     """Drop-and-restore: what the head reads of a dropped token is its state when it left."""
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
     watch = Watch()
-    made = answer(net, PairPolicy(Drop({2: 4}, moment="enter"), watch), packed)
+    made = answer(net, PairPolicy(Drop({2: 4}, "before_layer"), watch), packed)
     gone = packed.tokens["position"] >= 4
     assert made.logits.shape[0] == packed.total
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_scores_are_given_only_where_asked() -> None:
 
 def test_both_keeps_what_both_keep_and_leaves_when_either_leaves() -> None:
     net, packed = net_for("classification"), pack(tiny.rows(LENGTHS))
-    pair = PairPolicy(Leave({1: [0]}), PairPolicy(Leave({1: [2]}), Drop({1: 2}, moment="attended")))
+    pair = PairPolicy(Leave({1: [0]}), PairPolicy(Leave({1: [2]}), Drop({1: 2}, "after_attention")))
     made = answer(net, pair, packed)
     assert made.exit_layer.tolist() == [1, 3, 1, 3]
     fed = [event.tokens.tolist() for event in made.trace if event.kind == "feed"]
@@ -143,7 +143,7 @@ def test_both_keeps_what_both_keep_and_leaves_when_either_leaves() -> None:
 def test_the_loop_is_differentiable() -> None:
     net, packed = net_for("classification"), pack(tiny.rows(LENGTHS))
     made = run(
-        engines.make("torch", net.encoder), net, PairPolicy(Drop({2: 2}, moment="attended"), Leave({1: [1]})), packed
+        engines.make("torch", net.encoder), net, PairPolicy(Drop({2: 2}, "after_attention"), Leave({1: [1]})), packed
     )
     made.logits.sum().backward()
     assert net.hf.base_model.embeddings.word_embeddings.weight.grad is not None
@@ -161,11 +161,11 @@ def test_a_batch_never_changes_an_answer(lengths: list[int], leave: list[int], k
     """Rows that leave anywhere and tokens that drop anywhere: each row answers as it would alone."""
     net, ids = net_for(task), tiny.rows(lengths)
     exits = {layer: [row for row in range(len(ids)) if leave[row] == layer] for layer in range(3)}
-    together = answer(net, PairPolicy(Leave(exits), Drop({2: keep}, moment="attended")), pack(ids))
+    together = answer(net, PairPolicy(Leave(exits), Drop({2: keep}, "after_attention")), pack(ids))
     parts = together.logits.split(lengths) if net.per_token else together.logits[:, None]
     for row, words in enumerate(ids):
         own = {layer: [0] for layer in range(3) if leave[row] == layer}
-        alone = answer(net, PairPolicy(Leave(own), Drop({2: keep}, moment="attended")), pack([words]))
+        alone = answer(net, PairPolicy(Leave(own), Drop({2: keep}, "after_attention")), pack([words]))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, parts[row], atol=1e-5)
 
@@ -180,7 +180,7 @@ def test_answers_that_settled_survive_the_dropping_of_their_token() -> None:
             return None
 
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
-    made = answer(net, PairPolicy(Settle(), Drop({3: 4}, moment="enter")), packed)
+    made = answer(net, PairPolicy(Settle(), Drop({3: 4}, "before_layer")), packed)
     with torch.no_grad():
         early = net(1, trace(net.encoder, packed).at(1))
     late = packed.tokens["position"] >= 4

@@ -41,8 +41,8 @@ class Significance(Policy):
 MOMENTS: dict[str, Policy] = {
     "nobody looks": Policy(),
     "exits": Leave({0: [1], 1: [0], 2: [2]}),
-    "tokens drop before a layer": Drop({2: 4}, "enter"),
-    "tokens drop between the halves": Drop({2: 4}, "attended"),
+    "tokens drop before a layer": Drop({2: 4}, "before_layer"),
+    "tokens drop between the halves": Drop({2: 4}, "after_attention"),
     "scores": Significance(),
     "idle tokens": Gate({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
     "idle tokens and scores": PairPolicy(Gate({2: [1.0, 1.0, 0.0]}), Significance()),

@@ -34,7 +34,7 @@ def test_without_dropping_a_tape_is_a_trace(task: str) -> None:
 
 def test_rows_go_on_with_what_is_left() -> None:
     net, lengths = made("classification")
-    done = tape(net, pack(tiny.rows(LENGTHS)), Drop({2: 4}, "attended"))
+    done = tape(net, pack(tiny.rows(LENGTHS)), Drop({2: 4}, "after_attention"))
     assert done.at(1).lengths.tolist() == LENGTHS
     assert done.at(2).lengths.tolist() == done.at(3).lengths.tolist() == lengths.clamp(max=4).tolist()
     assert done.detached().at(3).lengths.tolist() == done.at(3).lengths.tolist()
@@ -44,7 +44,7 @@ def test_restoring_puts_every_token_back_where_it_was() -> None:
     net, _ = made("tagging")
     packed = pack(tiny.rows(LENGTHS))
     with torch.no_grad():
-        done, whole = tape(net, packed, Drop({2: 4}, "enter")), tape(net, packed, Policy())
+        done, whole = tape(net, packed, Drop({2: 4}, "before_layer")), tape(net, packed, Policy())
     gone = packed.tokens["position"] >= 4
     for layer in range(net.depth + 1):
         assert torch.equal(done.at(layer).tokens["id"], packed.tokens["id"])
@@ -56,7 +56,7 @@ def test_restoring_puts_every_token_back_where_it_was() -> None:
 def test_gradients_flow_through_those_that_stay_and_not_when_detached() -> None:
     net, _ = made("classification")
     words = net.hf.base_model.embeddings.word_embeddings.weight
-    done = tape(net, pack(tiny.rows(LENGTHS)), Drop({1: 3}, "attended"))
+    done = tape(net, pack(tiny.rows(LENGTHS)), Drop({1: 3}, "after_attention"))
     (grad,) = torch.autograd.grad(done.at(3).states.sum(), words)
     assert grad.abs().sum() > 0
     assert not any(done.detached().at(layer).states.requires_grad for layer in range(4))
