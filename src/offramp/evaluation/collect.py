@@ -38,13 +38,13 @@ class Entry:
 
     @property
     def section(self) -> str:
-        """The experiment it belongs to: the folder its file lies in; nothing for the searched folder itself."""
-        return section(self.files[0])
+        """The experiment that it belongs to; nothing for what lies directly under `<data>/<method>` or in the folder."""
+        return section(self.files[0], self.data, self.method)
 
     @property
     def table(self) -> str:
         """What all that is compared with it stands under."""
-        return table(self.files[0], self.data)
+        return f"{self.section}: {self.data}" if self.section else self.data
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -57,14 +57,12 @@ class Entry:
         return (self.cells[0].get("trained") or {}).get("init") is not None
 
 
-def section(file: str) -> str:
-    """The folder of a file below the searched one."""
-    return "" if (folder := Path(file).parent.as_posix()) == "." else folder
-
-
-def table(file: str, data: str) -> str:
-    """What is compared stands together: one data set of one experiment."""
-    return f"{folder}: {data}" if (folder := section(file)) else data
+def section(file: str, data: str, method: str) -> str:
+    """Return the folders of a file below the searched one, without the leading `<data>/<method>` of `results/`."""
+    folders = Path(file).parent.parts
+    for own in (data, method):
+        folders = folders[1:] if folders[:1] == (own,) else folders
+    return "/".join(folders)
 
 
 @dataclass
