@@ -25,7 +25,7 @@ MARKS, LONE = ("o", "s", "^"), ("D", "P", "X")  # where colours begin anew; of c
 TOP = 0.12  # pictures show the best scores down to so much below: where anybody would work
 INTRO = """# Results
 
-Made by `offramp report results --markdown docs/results.md` from the JSON files under `results/`; do not edit.
+Written by `offramp report DIR --markdown FILE` from the JSON files in that folder; do not edit.
 
 All scores are on rows that neither training nor calibration saw. “chosen ≤ x”: the cheapest point that loses at most x
 points on calibration rows, and what it came to on the report rows, with its share of the full model's

@@ -1,4 +1,4 @@
-"""Result files of a folder, whoever wrote them, as one list: what `compare`, `report` and docs/results.md stand on."""
+"""Result files of a folder as one list: what `compare` and `report` read."""
 
 from __future__ import annotations
 
