@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy_time.py
 
-Only files under results/ are read; nothing is measured. Time: `offramp bench`, batches of 32 sorted by length, fp32, two
-cores. Accuracy: the same setting on all report rows (result cells), as the timed rows are too few to tell half a point.
+Only files under results/ are read; nothing is measured. Time: `offramp bench`, batches of 32 sorted by length, fp32,
+two cores. Accuracy: the same setting on all report rows (result cells), as the timed rows are too few.
 """
 
 from __future__ import annotations

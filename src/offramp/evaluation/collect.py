@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def section(self) -> str:
-        """The experiment that it belongs to; nothing for what lies directly under `<data>/<method>` or in the folder."""
+        """The experiment that it belongs to; nothing for what lies directly under `<data>/<method>`."""
         return section(self.files[0], self.data, self.method)
 
     @property
