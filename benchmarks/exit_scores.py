@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__
-from offramp.calibration.replay import record
+from offramp.calibration.replay import record_exits
 from offramp.data.readers import read
 from offramp.evaluation.result_cells import hardware, model_name, place
 from offramp.inference.predictor import Predictor
@@ -26,7 +26,7 @@ def scores(run: str, source: str) -> dict[str, Any]:
     network, task = predictor.network, predictor.task
     task.check(rows, source)
     data = Data(rows, predictor.prepare(rows, source))
-    said = record(network, data).logits
+    said = record_exits(network, data).logits
     per_token = network.per_token
     lengths = [len(e.ids) for e in data.encoded]
     found = {}

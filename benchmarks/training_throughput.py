@@ -23,7 +23,7 @@ import offramp
 from offramp import methods, tasks
 from offramp.data.readers import read
 from offramp.evaluation.result_cells import hardware, model_name
-from offramp.inference.run_folder import assemble, load_backbone, load_tokenizer
+from offramp.inference.run_folder import build_network, load_backbone, load_tokenizer
 from offramp.nn.batches import Data
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import write_json
@@ -76,7 +76,7 @@ def hugging_face(source: str, task: Any, data: Data, precision: str, size: int) 
 def packed(source: str, task: Any, data: Data, precision: str, size: int) -> float:
     """Seconds of one epoch under Offramp's trainer."""
     method = methods.get("full")
-    net = assemble(load_backbone(source, task), task, method, method.options())
+    net = build_network(load_backbone(source, task), task, method, method.options())
     with tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(epochs=1, batch_size=size, precision=precision, save_seconds=1e9)
         trainer = Trainer(net, schedule, Path(folder), lambda **_: None)

@@ -32,7 +32,7 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
-from offramp.inference.run_folder import assemble, quiet
+from offramp.inference.run_folder import build_network, quiet
 from offramp.nn import batches
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
@@ -238,7 +238,7 @@ def network(
     hf = hf_model(backbone, spec.auto_class, **{"num_labels": spec.outputs, **(config or {})})
     if seed is not None:
         torch.manual_seed(seed)
-    net = assemble(hf, spec, chosen, chosen.options(**options))
+    net = build_network(hf, spec, chosen, chosen.options(**options))
     net.eval()
     return net
 
@@ -258,7 +258,7 @@ def translation_network(method: str = "depth_adaptive", backbone: str = "marian"
     chosen = methods.get(method)
     hf = hf_translation_model(backbone)
     torch.manual_seed(1)
-    net = assemble(hf, tasks.get("translation")(), chosen, chosen.options(**options))
+    net = build_network(hf, tasks.get("translation")(), chosen, chosen.options(**options))
     net.eval()
     return net
 

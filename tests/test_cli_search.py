@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from offramp.calibration.length_search import Plan
+from offramp.calibration.length_search import SearchPlan
 from offramp.cli import search_progress as searching
 from offramp.cli.search_progress import drawing
 from offramp.evaluation.budgets import spots
@@ -59,7 +59,7 @@ def test_what_cannot_be_searched_is_refused(call: Call, trained: Path) -> None:
 def test_scoring_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.StringIO()
     monkeypatch.setattr(searching, "err", Console(file=drawn, force_terminal=True, width=100))
-    with searching.SearchConsole(Plan()) as live:
+    with searching.SearchConsole(SearchPlan()) as live:
         for done in range(3):
             live.scoring(done, 2)
             live.live.refresh()

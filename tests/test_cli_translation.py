@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import offramp
-from offramp.inference.run_folder import load
+from offramp.inference.run_folder import load_run
 from tests import runs, speaking
 from tests.test_cli import Call, call
 
@@ -49,7 +49,7 @@ def test_save_and_load_change_nothing_and_batches_change_nothing(spoken: Path) -
     one, other = offramp.load(spoken), offramp.load(spoken)
     together = one.predict(texts, batch_size=20)
     assert other.predict(texts, batch_size=1) == together
-    first, second = load(spoken), load(spoken)
+    first, second = load_run(spoken), load_run(spoken)
     for (name, a), (_, b) in zip(first.network.named_parameters(), second.network.named_parameters(), strict=True):
         assert torch.equal(a, b), name
 

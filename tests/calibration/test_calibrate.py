@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from offramp import methods
-from offramp.calibration.calibrate import calibrate, quick
-from offramp.calibration.replay import record, replay
-from offramp.calibration.subject import CANDIDATES, cuts
+from offramp.calibration.calibrate import calibrate, calibration_subset
+from offramp.calibration.replay import record_exits, replay
+from offramp.calibration.subject import CANDIDATES, threshold_cuts
 from offramp.data.tokenization import Encoded
-from offramp.inference.batching import score
+from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
@@ -37,9 +37,9 @@ def opened(run: Path, kind: str) -> tuple[Predictor, Data]:
 @pytest.mark.parametrize("kind", WITH_EXITS)
 def test_a_replay_is_a_real_run(every_task: dict[str, Path], kind: str) -> None:
     model, data = opened(every_task[kind], kind)
-    recording = record(model.network, data)
+    recording = record_exits(model.network, data)
     exits = set()
-    for threshold in [0.0, *cuts(np.concatenate([_unsure(model, data, layer) for layer in (0, 1, 2)]))[::6]]:
+    for threshold in [0.0, *threshold_cuts(np.concatenate([_unsure(model, data, layer) for layer in (0, 1, 2)]))[::6]]:
         chosen = model.settings(given={"threshold": threshold})
         real = model.run(data.encoded, chosen, batch_size=7)
         promised = replay(model.network, recording, model.model.method.policy(model.network, chosen))
@@ -58,20 +58,20 @@ def test_the_first_look_is_bounded_where_each_setting_is_a_pass(monkeypatch: pyt
 
     monkeypatch.setattr("offramp.calibration.calibrate.FEW", 20)
     lengths, exits = methods.get("length_adaptive"), methods.get("branchynet")
-    sizes = {(rows, tokens): len(quick(lengths, many(rows, tokens)).rows)
+    sizes = {(rows, tokens): len(calibration_subset(lengths, many(rows, tokens)).rows)
              for rows, tokens in ((30, 9), (3000, 9), (900, 400), (300, 9000))}  # fmt: skip
     assert sizes == {(30, 9): 30, (3000, 9): 1000, (900, 400): 250, (300, 9000): 20}
-    assert len(quick(exits, many(3000, 9)).rows) == 3000  # recorded once, whatever is tried
-    assert len(quick(methods.get("adapler"), many(3000, 9)).rows) == 1000
-    assert len(quick(methods.get("length_adaptive+branchynet"), many(3000, 9)).rows) == 1000
-    assert len(quick(methods.get("full"), many(3000, 9)).rows) == 3000
+    assert len(calibration_subset(exits, many(3000, 9)).rows) == 3000  # recorded once, whatever is tried
+    assert len(calibration_subset(methods.get("adapler"), many(3000, 9)).rows) == 1000
+    assert len(calibration_subset(methods.get("length_adaptive+branchynet"), many(3000, 9)).rows) == 1000
+    assert len(calibration_subset(methods.get("full"), many(3000, 9)).rows) == 3000
 
 
 def _unsure(model: Predictor, data: Data, layer: int) -> np.ndarray:
     """The entropy of every row after a layer."""
     from offramp.nn.confidence import row_entropy
 
-    recording = record(model.network, data)
+    recording = record_exits(model.network, data)
     return row_entropy(model.task, recording.logits[layer], recording.packed).double().numpy()
 
 
@@ -83,11 +83,13 @@ def test_points_promise_what_a_fresh_evaluation_finds(every_task: dict[str, Path
     shares, scores = [p.mac_share for p in points.points], [p.score for p in points.points]
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and len(shares) > 1
     assert scores[:-1] == sorted(set(scores[:-1])), "whoever pays more gets more"
-    assert points.loosest.settings == asdict(model.model.method.settings()) and points.loosest.mean_exit_layer == 3
+    assert (
+        points.full_point.settings == asdict(model.model.method.settings()) and points.full_point.mean_exit_layer == 3
+    )
     full = model.full_macs(data.encoded)
     for point in points.points:
         policy = model.model.method.policy(model.network, model.settings(given=point.settings))
-        metrics, outcome = score(model.network, model.engine, policy, data, batch_size=5)
+        metrics, outcome = score_policy(model.network, model.engine, policy, data, batch_size=5)
         assert outcome.macs.sum() / full == pytest.approx(point.mac_share, abs=1e-12)
         assert metrics[points.metric] == pytest.approx(point.seen, abs=1e-9)
 
@@ -111,7 +113,7 @@ def test_the_run_itself_was_calibrated_on_its_dev_rows(trained: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(arrays(np.float64, st.integers(1, 200), elements=st.floats(0, 5).map(lambda x: round(x, 3))))
 def test_no_value_stands_on_a_cut(values: np.ndarray) -> None:
-    made = cuts(values)
+    made = threshold_cuts(values)
     assert made == sorted(made) and len(made) <= CANDIDATES + 1
     assert not set(made) & set(values) and values.min() < made[0] and values.max() < made[-1]
     parted = {tuple(values < cut) for cut in made}

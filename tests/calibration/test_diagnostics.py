@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offramp.calibration import calibrate as module
 from offramp.calibration import subject
-from offramp.calibration.diagnostics import collapsed, complaints
+from offramp.calibration.diagnostics import calibration_warnings, collapsed_exits
 from offramp.calibration.replay import ExitRecording
 from offramp.core.cost import HeadCost
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints
@@ -38,7 +38,7 @@ def warned(
     if dear:
         for exit_head in model.network.exit_heads.values():
             exit_head.cost = HeadCost(10**9, 0)
-    monkeypatch.setattr(subject, "record", lambda *_, **__: tape)
+    monkeypatch.setattr(subject, "record_exits", lambda *_, **__: tape)
     return module.calibrate(model.network, model.model.method, data, "rows", "").warnings
 
 
@@ -67,7 +67,7 @@ def test_one_answer_is_no_collapse_where_the_full_model_gives_it_too(
 def test_dear_heads_are_told_from_exits_nobody_takes(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (dear,) = warned(trained, monkeypatch, GOOD, dear=True)
     assert "heads cost more" in dear
-    monkeypatch.setattr(module, "candidates", lambda *_: [{"threshold": 1e-9}])  # below any doubt
+    monkeypatch.setattr(module, "candidate_settings", lambda *_: [{"threshold": 1e-9}])  # below any doubt
     (never,) = warned(trained, monkeypatch, GOOD)
     assert "no row ever leaves" in never
 
@@ -94,10 +94,10 @@ def test_exits_that_nobody_may_take_are_not_complained_of(
     flat = said(torch.zeros(COUNT, dtype=torch.int64), 0.1)
     model = Predictor.load(run)
     data = Data(ROWS, model.prepare(ROWS))
-    real = subject.Subject(model.network, model.model.method, data).record()
+    real = subject.CalibrationContext(model.network, model.model.method, data).record()
     for layers, named in (((1,), 0), ((2,), 1)):
         tape = replace(real, logits={**{n: said(TRUTH) for n in real.logits}, **dict.fromkeys(layers, flat)})
-        monkeypatch.setattr(subject, "record", lambda *_, tape=tape, **__: tape)
+        monkeypatch.setattr(subject, "record_exits", lambda *_, tape=tape, **__: tape)
         found = module.calibrate(model.network, model.model.method, data, "rows", "").warnings
         collapses = [warning for warning in found if "collapsed" in warning]
         assert len(collapses) == named and all("head=…" in warning for warning in collapses)
@@ -107,7 +107,7 @@ def test_what_saves_by_itself_need_not_have_cheaper_settings(trained: Path) -> N
     network = Predictor.load(trained).network
     half, whole = (OperatingPoint({}, share, 0.9, 2.0) for share in (0.5, 1.0))
     told = [
-        complaints(network, None, [one], OperatingPoints("accuracy", True, {"rows": 9}, (one,)))
+        calibration_warnings(network, None, [one], OperatingPoints("accuracy", True, {"rows": 9}, (one,)))
         for one in (half, whole)
     ]
     assert told[0] == () and "no setting is cheaper" in told[1][0]
@@ -118,11 +118,11 @@ def test_a_regression_head_that_says_one_number(tmp_path: Path, base: str) -> No
     logits = {layer: torch.linspace(0, 1, 30)[:, None] for layer in range(4)} | {1: torch.full((30, 1), 0.5)}
     packed = packed_rows(model.task, model.prepare(runs.rows("regression", 30)))
     tape = ExitRecording(logits, {}, packed)
-    assert collapsed(model.network, tape, [0, 1, 2]) == [1] and collapsed(model.network, tape, [0, 2]) == []
+    assert collapsed_exits(model.network, tape, [0, 1, 2]) == [1] and collapsed_exits(model.network, tape, [0, 2]) == []
 
 
 def test_training_warns_too(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "complaints", lambda *_: ("the roof leaks",))
+    monkeypatch.setattr(module, "calibration_warnings", lambda *_: ("the roof leaks",))
     with pytest.warns(UserWarning, match="the roof leaks"):
         run = runs.train(base, tmp_path, "branchynet", schedule=runs.Schedule(1, 8, 0.001))
     points = Predictor.load(run).points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from offramp.calibration.gaps import PASSES, between
+from offramp.calibration.gaps import PASSES, refine_grid
 from offramp.inference.operating_points import OperatingPoint
 
 GRID = (3.0, 2.0, 1.0, 0.5)
@@ -23,7 +23,7 @@ def ladder(score: Callable[[float], float]) -> tuple[list[float], list[Operating
         asked.append(settings["scale"])
         return point(settings)
 
-    return asked, between("scale", [point({"scale": value}) for value in GRID], point({"scale": 0.0}), counted)
+    return asked, refine_grid("scale", [point({"scale": value}) for value in GRID], point({"scale": 0.0}), counted)
 
 
 def test_the_widest_steps_are_split_and_split_again() -> None:

@@ -13,12 +13,18 @@ import pytest
 
 from offramp.calibration import latency
 from offramp.calibration import time_model as prices
-from offramp.calibration.latency import Guess, Wish, choose, in_time, spread
-from offramp.calibration.time_model import NAMES, Prices
+from offramp.calibration.latency import (
+    LatencyRequest,
+    PredictedLatency,
+    choose_in_time,
+    find_latency_point,
+    rows_of_all_lengths,
+)
+from offramp.calibration.time_model import NAMES, TimeModel
 from offramp.engines import How
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
-from offramp.inference.operating_points import Latency, OperatingPoint, OperatingPoints, parse_latency
+from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints, parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
@@ -31,12 +37,12 @@ CURVE = [
 ]
 
 
-def points(*more: Latency) -> OperatingPoints:
+def points(*more: LatencyPoint) -> OperatingPoints:
     return OperatingPoints("accuracy", True, DATA, tuple(CURVE), latencies=more)
 
 
-def found(*times: list[float]) -> list[Guess]:
-    return [Guess(point, np.array(ms)) for point, ms in zip(CURVE, times, strict=True)]
+def found(*times: list[float]) -> list[PredictedLatency]:
+    return [PredictedLatency(point, np.array(ms)) for point, ms in zip(CURVE, times, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -45,29 +51,33 @@ def found(*times: list[float]) -> list[Guess]:
 )
 def test_the_most_accurate_point_in_time(ms: float, percentile: float, threshold: float) -> None:
     known = found([1.0, 2.0, 2.0], [3.0, 4.0, 9.0], [8.0, 8.0, 9.0])
-    assert choose(known, points(), Wish(ms / 1000, percentile)).point.settings["threshold"] == threshold
+    assert (
+        choose_in_time(known, points(), LatencyRequest(ms / 1000, percentile)).point.settings["threshold"] == threshold
+    )
 
 
 def test_what_cannot_be_met_says_what_can() -> None:
     known = found([4.0, 4.0], [6.0, 6.0], [9.0, 9.0])
     with pytest.raises(OfframpError, match=r"fastest point takes 4ms(.|\n)*ask for 4\.4ms"):
-        choose(known, points(), Wish(0.001))
+        choose_in_time(known, points(), LatencyRequest(0.001))
     with pytest.raises(OfframpError, match="fastest point takes 8ms"):
-        choose(known, points(), Wish(0.005), factor=2.0)
+        choose_in_time(known, points(), LatencyRequest(0.005), factor=2.0)
 
 
 def test_a_real_run_has_the_last_word(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine proves twice as slow as predicted: another point is taken."""
     own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
-    monkeypatch.setattr(latency, "prices_of", lambda *_: None)
-    monkeypatch.setattr(latency, "guesses", lambda *_: found([1.0] * 10, [4.0] * 10, [5.0] * 10))
+    monkeypatch.setattr(latency, "time_model_of", lambda *_: None)
+    monkeypatch.setattr(latency, "predict_latencies", lambda *_: found([1.0] * 10, [4.0] * 10, [5.0] * 10))
     slow = {0.1: 2.0, 0.5: 8.0, 1.0: 10.0}
-    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.full(len(rows), slow[point.mac_share]))
-    chosen = in_time(str(own), points(), rows, "rows", Wish(0.006, engine="torch"))
+    monkeypatch.setattr(
+        latency, "measure_latencies", lambda model, point, rows: np.full(len(rows), slow[point.mac_share])
+    )
+    chosen = find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.006, engine="torch"))
     assert (chosen.mac_share, chosen.predicted, chosen.measured, chosen.score) == (0.1, 1.0, 2.0, 0.8)
     assert (chosen.milliseconds, chosen.percentile, chosen.engine) == (6.0, 95.0, "torch")
     with pytest.raises(OfframpError, match="fastest point"):
-        in_time(str(own), points(), rows, "rows", Wish(0.0015, engine="torch"))
+        find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.0015, engine="torch"))
 
 
 def test_prices_are_measured_once_and_again_elsewhere(
@@ -75,53 +85,55 @@ def test_prices_are_measured_once_and_again_elsewhere(
 ) -> None:
     model, calls = Predictor.load(trained, "torch"), list[int]()
 
-    def cheap(model: Predictor, texts: runs.Rows) -> Prices:
+    def cheap(model: Predictor, texts: runs.Rows) -> TimeModel:
         calls.append(len(texts))
-        return Prices(dict.fromkeys(NAMES, 1.0), 0.0, 1, prices.place(model))
+        return TimeModel(dict.fromkeys(NAMES, 1.0), 0.0, 1, prices.measurement_place(model))
 
-    monkeypatch.setattr(prices, "measure", cheap)
-    first = prices.prices_of(model, tmp_path, [])
-    assert prices.prices_of(model, tmp_path, []) == first and len(calls) == 1
+    monkeypatch.setattr(prices, "measure_time_model", cheap)
+    first = prices.time_model_of(model, tmp_path, [])
+    assert prices.time_model_of(model, tmp_path, []) == first and len(calls) == 1
     monkeypatch.setattr(prices, "hardware", lambda: "another machine")
-    assert prices.prices_of(model, tmp_path, []) != first and len(calls) == 2
+    assert prices.time_model_of(model, tmp_path, []) != first and len(calls) == 2
     assert len(json.loads((tmp_path / prices.FILE).read_text())) == 2
 
 
 def test_old_points_are_never_read(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calibrates has new ones in hand: a stale or damaged file must not spoil the work at its end."""
     own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
-    monkeypatch.setattr(latency, "prices_of", lambda *_: None)
-    monkeypatch.setattr(latency, "guesses", lambda model, points, *_: [Guess(points.loosest, np.ones(10))])
-    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.ones(len(rows)))
+    monkeypatch.setattr(latency, "time_model_of", lambda *_: None)
+    monkeypatch.setattr(
+        latency, "predict_latencies", lambda model, points, *_: [PredictedLatency(points.full_point, np.ones(10))]
+    )
+    monkeypatch.setattr(latency, "measure_latencies", lambda model, point, rows: np.ones(len(rows)))
     for old in ("{", json.dumps({"model": "of other weights"})):
         (own / "points.json").write_text(old)
-        assert in_time(str(own), points(), rows, "rows", Wish(1.0, engine="torch")).measured == 1.0
+        assert find_latency_point(str(own), points(), rows, "rows", LatencyRequest(1.0, engine="torch")).measured == 1.0
 
 
 def lasting(own: Path, ms: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A run that was priced when all took `ms`, on a machine where by now all takes 1; prices as they were used."""
-    place, used = prices.place(Predictor.load(own, "torch")), list[float]()
-    prices.keep(own, Prices(dict.fromkeys(NAMES, ms), 0.0, 1, place))
+    place, used = prices.measurement_place(Predictor.load(own, "torch")), list[float]()
+    prices.store_time_model(own, TimeModel(dict.fromkeys(NAMES, ms), 0.0, 1, place))
 
-    def priced(model: Predictor, points: OperatingPoints, data: Data, found: Prices) -> list[Guess]:
+    def priced(model: Predictor, points: OperatingPoints, data: Data, found: TimeModel) -> list[PredictedLatency]:
         used.append(found.ms["call"])
-        return [Guess(point, np.full(len(data.rows), used[-1])) for point in points.points]
+        return [PredictedLatency(point, np.full(len(data.rows), used[-1])) for point in points.points]
 
-    monkeypatch.setattr(prices, "measure", lambda *_: Prices(dict.fromkeys(NAMES, 1.0), 0.0, 1, place))
-    monkeypatch.setattr(latency, "guesses", priced)
-    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.ones(len(rows)))
+    monkeypatch.setattr(prices, "measure_time_model", lambda *_: TimeModel(dict.fromkeys(NAMES, 1.0), 0.0, 1, place))
+    monkeypatch.setattr(latency, "predict_latencies", priced)
+    monkeypatch.setattr(latency, "measure_latencies", lambda model, point, rows: np.ones(len(rows)))
     return used
 
 
 def test_prices_of_a_busy_day_are_measured_anew(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
     used = lasting(own, 50.0, monkeypatch)
-    chosen = in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch"))
+    chosen = find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.005, engine="torch"))
     assert used == [50.0, 1.0] and (chosen.predicted, chosen.score) == (1.0, 0.9)
-    in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch"))
+    find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.005, engine="torch"))
     assert used[2:] == [1.0]  # they were kept
     with pytest.raises(OfframpError, match="fastest point takes 1ms"):
-        in_time(str(own), points(), rows, "rows", Wish(0.0005, engine="torch"))
+        find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.0005, engine="torch"))
     assert used[3:] == [1.0, 1.0]  # once, not for ever
 
 
@@ -132,18 +144,20 @@ def test_times_that_keep_changing_are_measured_anew_too(
     used = lasting(own, 1e-9, monkeypatch)
     monkeypatch.setattr(latency, "TRIES", 1)
     slow = iter([9.0, 1.0])  # the first check is disturbed
-    monkeypatch.setattr(latency, "check", lambda model, point, rows: np.full(len(rows), next(slow)))
-    assert in_time(str(own), points(), rows, "rows", Wish(0.005, engine="torch")).measured == 1.0
+    monkeypatch.setattr(latency, "measure_latencies", lambda model, point, rows: np.full(len(rows), next(slow)))
+    assert find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.005, engine="torch")).measured == 1.0
     assert used == [1e-9, 1.0]
 
 
 def test_rows_of_all_lengths(trained: Path) -> None:
     model, rows = Predictor.load(trained, "torch"), runs.rows("classification", 24, 2)
     data = Data(rows, model.prepare(rows))
-    few = [len(data.encoded[i].ids) for i in spread(data, 5)]
+    few = [len(data.encoded[i].ids) for i in rows_of_all_lengths(data, 5)]
     all_ = sorted(len(e.ids) for e in data.encoded)
     assert few == sorted(few) and few[0] == all_[0] and few[-1] == all_[-1] and len(few) == 5
-    assert spread(data, 100) == sorted(spread(data, 100), key=lambda i: (len(data.encoded[i].ids), i))
+    assert rows_of_all_lengths(data, 100) == sorted(
+        rows_of_all_lengths(data, 100), key=lambda i: (len(data.encoded[i].ids), i)
+    )
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5ms", 0.005), (" 0.2 s", 0.2), ("800us", 0.0008), (".5ms", 0.0005)])
@@ -160,21 +174,23 @@ def test_times_without(text: str) -> None:
 @pytest.mark.parametrize("percentile", [0.0, -1.0, 101.0, float("nan")])
 def test_percentiles_that_are_none(percentile: float) -> None:
     with pytest.raises(OfframpError, match="percentile"):
-        Wish(0.005, percentile)
+        LatencyRequest(0.005, percentile)
 
 
 def test_wishes_nobody_can_hear() -> None:
     with pytest.raises(OfframpError, match="engine"):
-        Wish(0.005, engine="abacus")
+        LatencyRequest(0.005, engine="abacus")
     with pytest.raises(OfframpError, match="precision"):
-        Wish(0.005, precision="fp7")  # type: ignore[arg-type]
+        LatencyRequest(0.005, precision="fp7")  # type: ignore[arg-type]
 
 
 def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
     model = Predictor.load(trained, "torch")
-    timed = Latency(5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", "fp32", None, operating_hardware())
-    operating.save(tmp_path, points(timed))
-    model.points = operating.load(tmp_path)
+    timed = LatencyPoint(
+        5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", "fp32", None, operating_hardware()
+    )
+    operating.save_points(tmp_path, points(timed))
+    model.points = operating.load_points(tmp_path)
     assert model.points == points(timed)
     assert model.settings(latency=0.005).threshold == model.settings(latency=0.02).threshold == 0.25
     assert model.predict(["a good film"], latency=0.005)[0]["label"] in ("good", "bad")

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from offramp.calibration import calibrate
 from offramp.calibration import length_search as searching
-from offramp.calibration.grids import ladder, length_macs, steep
+from offramp.calibration.grids import cliff_lengths, constant_length_grid, length_macs
 from offramp.calibration.length_search import (
-    Found,
-    News,
-    Plan,
-    children,
-    cross,
-    evaluate,
-    front,
+    SearchPlan,
+    SearchProgress,
+    TriedConfiguration,
+    breed,
+    configuration_front,
+    crossover,
+    evaluate_configuration,
+    kept_shares,
     mutate,
-    promising,
-    search,
-    shares,
+    promising_configurations,
+    search_lengths,
 )
-from offramp.calibration.subject import Subject
+from offramp.calibration.subject import CalibrationContext
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.methods._shared.lengths import cliffs, shortest
@@ -36,13 +36,13 @@ from offramp.nn.batches import Data
 from tests import runs
 
 genes = st.lists(st.integers(1, 100), min_size=1, max_size=12).map(lambda parts: tuple(sorted(parts, reverse=True)))
-SMALL = Plan(iterations=2, mutations=4, crossovers=4)
+SMALL = SearchPlan(iterations=2, mutations=4, crossovers=4)
 pytestmark = pytest.mark.usefixtures("few")
 
 
-def subject(run: Path, count: int = 20) -> Subject:
+def subject(run: Path, count: int = 20) -> CalibrationContext:
     model, rows = Predictor.load(run), runs.rows("classification", count, 7)
-    return Subject(model.network, model.model.method, Data(rows, model.prepare(rows)))
+    return CalibrationContext(model.network, model.model.method, Data(rows, model.prepare(rows)))
 
 
 @given(genes, st.integers(0, 2**32 - 1))
@@ -50,19 +50,22 @@ def subject(run: Path, count: int = 20) -> Subject:
 def test_children_never_grow_with_depth(gene: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     child = mutate(gene, rng)
-    for made in (child, cross(gene, child)):
+    for made in (child, crossover(gene, child)):
         assert list(made) == sorted(made, reverse=True) and len(made) == len(gene)
         assert all(1 <= part <= 100 for part in made)
 
 
 def test_crossing_is_the_mean_rounded_up() -> None:
-    assert cross((100, 50, 3), (80, 51, 2)) == (90, 51, 3)
+    assert crossover((100, 50, 3), (80, 51, 2)) == (90, 51, 3)
 
 
 def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
     given, model = subject(run), Predictor.load(run)
     lengths = searching._lengths(given)
-    costs = [float(length_macs(model.network, step, lengths).sum()) for step in ladder(model.network, lengths, 5)]
+    costs = [
+        float(length_macs(model.network, step, lengths).sum())
+        for step in constant_length_grid(model.network, lengths, 5)
+    ]
     full = float(length_macs(model.network, (), lengths).sum())
     gaps = np.diff([*costs, full])
     assert (gaps > 0).all() and gaps.max() < 3 * gaps.mean()  # tokens are whole: rows cannot do every cost
@@ -70,9 +73,9 @@ def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
 
 def test_the_first_population_has_cliffs_none_of_them_below_what_was_trained(run: Path) -> None:
     network = Predictor.load(run).network
-    made = steep(network, 99)
+    made = cliff_lengths(network, 99)
     assert made == cliffs(shortest(network)) and made
-    assert steep(network, 1) == made[:1]
+    assert cliff_lengths(network, 1) == made[:1]
     first = list(searching._first(subject(run)))
     assert {tuple(math.ceil(100 * share - 1e-9) for share in one) for one in made} <= set(first)
 
@@ -80,9 +83,11 @@ def test_the_first_population_has_cliffs_none_of_them_below_what_was_trained(run
 def test_rough_answers_rank_as_precise_ones_do(either: Path) -> None:
     """Searching in bfloat16 may turn single answers, not costs of lengths, nor what is found good."""
     exact = subject(either, 60)
-    rough, full = replace(exact, rough=True), exact.predictions(exact.run({}, None))
+    rough, full = replace(exact, bfloat16=True), exact.predictions(exact.run({}, None))
     gene = list(searching._first(exact))[1]
-    for one, other in zip(evaluate(exact, gene, full), evaluate(rough, gene, full), strict=True):
+    for one, other in zip(
+        evaluate_configuration(exact, gene, full), evaluate_configuration(rough, gene, full), strict=True
+    ):
         assert other.score == pytest.approx(one.score, abs=0.1)
         if exact.method.pair is None:
             assert other.mac_share == one.mac_share
@@ -91,26 +96,26 @@ def test_rough_answers_rank_as_precise_ones_do(either: Path) -> None:
 def test_counted_costs_are_those_of_a_real_run(either: Path) -> None:
     """What a configuration was said to cost without running it, and what is kept of it, equal a fresh run."""
     given, tried = subject(either), []
-    found = search(given, Plan(1, 3, 3), [], tried.append)
+    found = search_lengths(given, SearchPlan(1, 3, 3), [], tried.append)
     model, answers = Predictor.load(either), given.predictions(given.run({}, None))
     for one in found[::3]:
-        fresh = evaluate(given, one.gene, answers)
+        fresh = evaluate_configuration(given, one.gene, answers)
         assert [(p.mac_share, p.score) for p in fresh] == [(p.mac_share, p.score) for p in one.points]
         outcome = model.run(given.data.encoded, model.settings(given=one.points[-1].settings), batch_size=3)
         full = model.full_macs(given.data.encoded)
         assert outcome.macs.sum() / full == pytest.approx(one.points[-1].mac_share)
         if given.method.pair is None:
-            counted = length_macs(model.network, shares(one.gene), searching._lengths(given))
+            counted = length_macs(model.network, kept_shares(one.gene), searching._lengths(given))
             assert outcome.macs == pytest.approx(counted.numpy())
     later = sum(one.iteration == 1 for one in found)
     assert [news.left for news in tried if news.iteration == 1] == list(range(later))[::-1]
 
 
 def test_the_front_is_monotone_and_nothing_is_tried_twice(either: Path) -> None:
-    heard: list[News] = []
-    found = search(subject(either), SMALL, [], heard.append)
+    heard: list[SearchProgress] = []
+    found = search_lengths(subject(either), SMALL, [], heard.append)
     assert len({one.gene for one in found}) == len(found) == len(heard)
-    best = [point for _, point in front(found, True)]
+    best = [point for _, point in configuration_front(found, True)]
     assert best == heard[-1].best
     for cheap, dear in pairwise(best):
         assert cheap.mac_share < dear.mac_share and cheap.score < dear.score
@@ -121,18 +126,18 @@ def test_the_front_is_monotone_and_nothing_is_tried_twice(either: Path) -> None:
 
 def test_a_saturated_population_ends_the_search(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "mutate", lambda gene, rng: gene)
-    monkeypatch.setattr(searching, "cross", lambda mother, father: mother)
-    found = search(subject(run, 8), Plan(50, 5, 5), [], lambda _: None)
+    monkeypatch.setattr(searching, "crossover", lambda mother, father: mother)
+    found = search_lengths(subject(run, 8), SearchPlan(50, 5, 5), [], lambda _: None)
     assert {one.iteration for one in found} == {0}
 
 
 def test_nobody_is_bred_below_what_was_trained(run: Path) -> None:
     given = subject(run)
-    before = search(given, Plan(0), [], lambda _: None)
+    before = search_lengths(given, SearchPlan(0), [], lambda _: None)
     lengths = searching._lengths(given)
-    least = length_macs(given.network, shares(before[0].gene), lengths).sum()
-    made = children(given, before, Plan(1, 20, 20), 1)
-    assert made and all(length_macs(given.network, shares(gene), lengths).sum() >= least for gene in made)
+    least = length_macs(given.network, kept_shares(before[0].gene), lengths).sum()
+    made = breed(given, before, SearchPlan(1, 20, 20), 1)
+    assert made and all(length_macs(given.network, kept_shares(gene), lengths).sum() >= least for gene in made)
     assert not {one.gene for one in before} & set(made)
 
 
@@ -140,44 +145,46 @@ def test_what_keeps_as_many_tokens_of_every_row_is_not_tried_again(run: Path, mo
     """On rows of a few tokens a hundredth more or less keeps the same ones."""
     given = subject(run)
     lengths = searching._lengths(given)
-    before = search(given, Plan(0), [], lambda _: None)
-    known = [length_macs(given.network, shares(one.gene), lengths).tolist() for one in before]
+    before = search_lengths(given, SearchPlan(0), [], lambda _: None)
+    known = [length_macs(given.network, kept_shares(one.gene), lengths).tolist() for one in before]
     monkeypatch.setattr(searching, "mutate", lambda gene, rng: tuple(part - 1 for part in gene))
-    made = children(given, before, Plan(1, 20, 0), 1)
-    costs = [length_macs(given.network, shares(gene), lengths).tolist() for gene in made]
+    made = breed(given, before, SearchPlan(1, 20, 0), 1)
+    costs = [length_macs(given.network, kept_shares(gene), lengths).tolist() for gene in made]
     assert all(cost not in known for cost in costs), "one hundredth less was often nothing less"
     assert len(made) < len(before) - 1
 
 
 def test_the_front_forgets_what_is_dominated() -> None:
-    def one(gene: int, share: float, score: float) -> Found:
-        return Found((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
+    def one(gene: int, share: float, score: float) -> TriedConfiguration:
+        return TriedConfiguration((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
 
     found = [one(1, 0.2, 0.5), one(2, 0.5, 0.9), one(3, 0.4, 0.5), one(4, 1.0, 0.8)]
-    assert [owner.gene for owner, _ in front(found, True)] == [(1,), (2,)]
-    assert [owner.gene for owner, _ in front(found, False)] == [(1,)]
+    assert [owner.gene for owner, _ in configuration_front(found, True)] == [(1,), (2,)]
+    assert [owner.gene for owner, _ in configuration_front(found, False)] == [(1,)]
 
 
 def test_the_best_of_every_range_of_costs_may_breed() -> None:
-    def one(gene: int, share: float, score: float) -> Found:
-        return Found((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
+    def one(gene: int, share: float, score: float) -> TriedConfiguration:
+        return TriedConfiguration((gene,), 0, (OperatingPoint({}, share, score, 1.0),))
 
     lucky = one(1, 0.2, 0.95)
     others = [one(2, 0.51, 0.8), one(3, 0.52, 0.9), one(4, 0.53, 0.9), one(5, 1.0, 0.92)]
-    assert [owner.gene for owner, _ in front([lucky, *others], True)] == [(1,)]
-    assert [owner.gene for owner, _ in promising([lucky, *others], True)] == [(1,), (3,), (5,)]
-    assert [owner.gene for owner, _ in promising([lucky, *others], False)] == [(1,), (2,), (5,)]
-    assert [owner.gene for owner, _ in promising([lucky], True)] == [(1,)]
+    assert [owner.gene for owner, _ in configuration_front([lucky, *others], True)] == [(1,)]
+    assert [owner.gene for owner, _ in promising_configurations([lucky, *others], True)] == [(1,), (3,), (5,)]
+    assert [owner.gene for owner, _ in promising_configurations([lucky, *others], False)] == [(1,), (2,), (5,)]
+    assert [owner.gene for owner, _ in promising_configurations([lucky], True)] == [(1,)]
 
 
 def test_exits_of_a_pair_are_scored_on_rows_they_were_not_found_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, scored = [], []
-    real_search, real_pointer = calibrate.search_exits, calibrate.pointer
+    real_search, real_pointer = calibrate.search_exit_settings, calibrate.point_evaluator
     monkeypatch.setattr(calibrate, "FEW", 20)
-    monkeypatch.setattr(calibrate, "search_exits", lambda s, *a: found.append(s.data.rows) or real_search(s, *a))
-    monkeypatch.setattr(calibrate, "pointer", lambda s, *a: scored.append(s.data.rows) or real_pointer(s, *a))
+    monkeypatch.setattr(
+        calibrate, "search_exit_settings", lambda s, *a: found.append(s.data.rows) or real_search(s, *a)
+    )
+    monkeypatch.setattr(calibrate, "point_evaluator", lambda s, *a: scored.append(s.data.rows) or real_pointer(s, *a))
     given = subject(pair)
-    points = calibrate.explore(given, given.record())
+    points = calibrate.explore_settings(given, given.record())
     assert points and found and len(found) == len(scored)
     whole = [id(row) for row in given.data.rows]
     for some, others in zip(found, scored, strict=True):

@@ -23,7 +23,7 @@ def test_violations_stay_below_one_minus_confidence(binary: bool) -> None:
             wrong = (uniform < TRUE[settings["i"]] * (1 if binary else 2)).astype(float)
             return (wrong if binary else wrong / 2), 1.0 - settings["i"] / 40
 
-        proven = risks.guarantee([{"i": i} for i in range(21)], test, asked, confidence, binary)
+        proven = risks.learn_then_test([{"i": i} for i in range(21)], test, asked, confidence, binary)
         assert proven is not None
         used.append(proven.settings["i"])
         broken += TRUE[proven.settings["i"]] > asked
@@ -33,29 +33,29 @@ def test_violations_stay_below_one_minus_confidence(binary: bool) -> None:
 
 def test_the_sequence_ends_at_the_first_failure() -> None:
     losses = {"a": np.zeros(200), "b": np.ones(200), "c": np.zeros(200)}
-    proven = risks.guarantee([{"s": s} for s in "abc"], lambda s: (losses[s["s"]], 0.5), 0.05, 0.95)
+    proven = risks.learn_then_test([{"s": s} for s in "abc"], lambda s: (losses[s["s"]], 0.5), 0.05, 0.95)
     assert proven is not None and proven.settings == {"s": "a"} and proven.found == 0.0
 
 
 def test_nothing_qualifies() -> None:
-    assert risks.guarantee([{"s": 1}], lambda s: (np.ones(50), 0.5), 0.05, 0.95) is None
+    assert risks.learn_then_test([{"s": 1}], lambda s: (np.ones(50), 0.5), 0.05, 0.95) is None
 
 
 def test_too_few_rows_says_how_many_are_needed() -> None:
     assert risks.rows_needed(0.01, 0.95) == 299
-    risks.check(0.01, 0.95, 299)
+    risks.check_provable(0.01, 0.95, 299)
     with pytest.raises(OfframpError, match="598"):
-        risks.check(0.01, 0.95, 298)
+        risks.check_provable(0.01, 0.95, 298)
 
 
 @pytest.mark.parametrize(("risk", "confidence"), [(0.0, 0.95), (1.0, 0.95), (0.01, 0.2), (0.01, 1.0)])
 def test_impossible_questions_are_refused(risk: float, confidence: float) -> None:
     with pytest.raises(OfframpError, match="risk"):
-        risks.check(risk, confidence, 10_000)
+        risks.check_provable(risk, confidence, 10_000)
 
 
 def test_halves_share_no_row() -> None:
-    find, test = risks.halves(101, seed=0)
+    find, test = risks.split_in_halves(101, seed=0)
     assert set(find) | set(test) == set(range(101)) and not set(find) & set(test)
 
 

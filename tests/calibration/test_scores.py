@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from offramp.calibration.calibrate import calibrate
-from offramp.calibration.replay import ExitRecording, record
-from offramp.calibration.scores import dependable, earned, longer, part, shrunk
-from offramp.calibration.subject import Subject, candidates, pointer, search_exits
-from offramp.calibration.thresholds import Table, try_all
-from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
+from offramp.calibration.replay import ExitRecording, record_exits
+from offramp.calibration.scores import cross_fitted_gains, keeps_at_least, monotone_scores, select_rows, shrink_scores
+from offramp.calibration.subject import CalibrationContext, candidate_settings, point_evaluator, search_exit_settings
+from offramp.calibration.thresholds import ExitTable, evaluate_thresholds
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, packed_rows
 from tests import runs
@@ -30,13 +30,13 @@ def point(share: float, score: float, error: float = 0.0) -> OperatingPoint:
 
 def test_a_lucky_rung_is_trusted_no_more_than_dearer_ones() -> None:
     ladder = [point(0.5, 0.90), point(0.1, 0.80), point(0.3, 0.95), point(0.7, 0.91)]
-    made = dependable(ladder, higher_is_better=True)
+    made = monotone_scores(ladder, higher_is_better=True)
     assert [(p.mac_share, p.score, p.seen) for p in made] == [
         (0.1, 0.80, 0.80), (0.3, 0.90, 0.95), (0.5, 0.90, 0.90), (0.7, 0.91, 0.91)]  # fmt: skip
-    losses = dependable([point(0.1, 3.0), point(0.3, 2.0), point(0.5, 2.5)], higher_is_better=False)
+    losses = monotone_scores([point(0.1, 3.0), point(0.3, 2.0), point(0.5, 2.5)], higher_is_better=False)
     assert [p.score for p in losses] == [3.0, 2.5, 2.5]
-    assert dependable([point(0.3, 0.9, 0.04)], higher_is_better=True)[0].score == pytest.approx(0.89)
-    assert dependable([point(0.3, 2.0, 0.04)], higher_is_better=False)[0].score == pytest.approx(2.01)
+    assert monotone_scores([point(0.3, 0.9, 0.04)], higher_is_better=True)[0].score == pytest.approx(0.89)
+    assert monotone_scores([point(0.3, 2.0, 0.04)], higher_is_better=False)[0].score == pytest.approx(2.01)
 
 
 def test_lengths_are_held_to_those_that_keep_more_in_every_layer_not_to_dearer_ones() -> None:
@@ -45,10 +45,10 @@ def test_lengths_are_held_to_those_that_keep_more_in_every_layer_not_to_dearer_o
     less = OperatingPoint(
         {"lengths": (0.9, 0.2)}, 0.4, 0.95, 2.0, 0.95
     )  # lucky: it keeps less than the cliff everywhere
-    made = dependable([even, cliff, less], True, longer("lengths"))
+    made = monotone_scores([even, cliff, less], True, keeps_at_least("lengths"))
     assert [(p.mac_share, p.score) for p in made] == [(0.4, 0.90), (0.5, 0.90), (0.7, 0.85)]
     whole = OperatingPoint({"lengths": ()}, 1.0, 0.8, 2.0, 0.8)
-    assert {p.score for p in dependable([even, cliff, less, whole], True, longer("lengths"))} == {0.8}
+    assert {p.score for p in monotone_scores([even, cliff, less, whole], True, keeps_at_least("lengths"))} == {0.8}
 
 
 def many(seed: int, spread: float, slope: float) -> tuple[list[OperatingPoint], np.ndarray, OperatingPoint, float]:
@@ -71,7 +71,7 @@ def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, s
     lost = []
     for seed in range(100):
         points, truths, loosest, worth = many(seed, spread, slope)
-        kept = dependable(pareto(shrunk(points, True), loosest, True)[:-1], True)
+        kept = monotone_scores(pareto_front(shrink_scores(points, True), loosest, True)[:-1], True)
         chosen = OperatingPoints("accuracy", True, {}, (*kept, loosest)).choose(None, 0.01)
         lost.append(0.0 if chosen is loosest else worth - truths[chosen.settings["i"]])
     assert np.mean(lost) < 0.0105
@@ -79,14 +79,14 @@ def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, s
 
 def test_shrinking_leaves_alone_what_is_sure_and_joins_what_is_not() -> None:
     sure = [point(0.2, 0.8, 1e-4), point(0.4, 0.7, 1e-4), point(0.6, 0.9, 1e-4)]
-    assert [p.score for p in shrunk(sure, True)] == pytest.approx([0.8, 0.7, 0.9], abs=1e-3)
+    assert [p.score for p in shrink_scores(sure, True)] == pytest.approx([0.8, 0.7, 0.9], abs=1e-3)
     exit_unit = [point(0.2, 0.8, 0.2), point(0.4, 0.7, 0.2), point(0.6, 0.9, 0.2)]
-    assert [p.score for p in shrunk(exit_unit, True)] == pytest.approx([0.75, 0.75, 0.9])
-    assert [p.score for p in shrunk(exit_unit, False)] == pytest.approx([0.8, 0.8, 0.8])
-    assert shrunk(sure[:1], True) == sure[:1] and shrunk([], True) == []
+    assert [p.score for p in shrink_scores(exit_unit, True)] == pytest.approx([0.75, 0.75, 0.9])
+    assert [p.score for p in shrink_scores(exit_unit, False)] == pytest.approx([0.8, 0.8, 0.8])
+    assert shrink_scores(sure[:1], True) == sure[:1] and shrink_scores([], True) == []
 
 
-def source(rows: int, seed: int) -> Table:
+def source(rows: int, seed: int) -> ExitTable:
     """Rows of a source whose exits get better with depth and know something of their own mistakes."""
     rng = np.random.default_rng(seed)
     hard = rng.random(rows)
@@ -96,13 +96,13 @@ def source(rows: int, seed: int) -> Table:
     right = luck > (hard**3) * np.linspace(0.7, 0.3, RAMPS + 1)[:, None]  # exits mostly err on the same rows
     reach = np.repeat(np.arange(1.0, RAMPS + 2)[:, None], rows, axis=1)
     none = np.zeros((RAMPS, rows))
-    return Table(uncertainty, right.astype(float), reach, none + 0.01, none)
+    return ExitTable(uncertainty, right.astype(float), reach, none + 0.01, none)
 
 
-def ladder_of(rows: Table) -> list[OperatingPoint]:
+def ladder_of(rows: ExitTable) -> list[OperatingPoint]:
     """One threshold for all off-ramps, from tight to loose, on these rows."""
-    tried, differs = try_all(rows, GRID), np.abs(rows.score - rows.score[-1])
-    errors = np.sqrt(try_all(replace(rows, score=differs), GRID).score / rows.score.shape[1])
+    tried, differs = evaluate_thresholds(rows, GRID), np.abs(rows.score - rows.score[-1])
+    errors = np.sqrt(evaluate_thresholds(replace(rows, score=differs), GRID).score / rows.score.shape[1])
     told = zip(tried.cost / (RAMPS + 1), tried.score, errors, strict=True)
     return [OperatingPoint({"i": i}, cost, score, 0.0, score, error) for i, (cost, score, error) in enumerate(told)]
 
@@ -114,7 +114,9 @@ def test_max_loss_keeps_its_promise_on_average() -> None:
     for trial in range(200):
         rows = source(1000, trial)
         loosest = OperatingPoint({"i": -1}, 1.0, float(rows.score[-1].mean()), 0.0)
-        points = OperatingPoints("accuracy", True, {}, pareto(dependable(ladder_of(rows), True), loosest, True))
+        points = OperatingPoints(
+            "accuracy", True, {}, pareto_front(monotone_scores(ladder_of(rows), True), loosest, True)
+        )
         for allowed, found in lost.items():
             chosen = real[points.choose(None, allowed).settings["i"]]
             found.append(real[-1].score - chosen.score)
@@ -124,12 +126,12 @@ def test_max_loss_keeps_its_promise_on_average() -> None:
     assert np.mean(shares) < 0.7
 
 
-def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[Subject, ExitRecording]:
+def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[CalibrationContext, ExitRecording]:
     """Rows of which the first half are good, and a recording that says what a test wants."""
     model, count = Predictor.load(trained), len(logits[3])
     rows = [{"text": "it", "label": "good" if i % 2 else "bad"} for i in range(count)]
     data = Data(rows, model.prepare(rows))
-    return Subject(model.network, model.model.method, data), ExitRecording(
+    return CalibrationContext(model.network, model.model.method, data), ExitRecording(
         logits, {}, packed_rows(model.task, data.encoded)
     )
 
@@ -141,10 +143,10 @@ def answers(right: Tensor, sure: Tensor | float) -> Tensor:
     return torch.nn.functional.one_hot(said, 2) * torch.as_tensor(sure, dtype=torch.float32).reshape(-1, 1)
 
 
-def searched(subject: Subject, tape: ExitRecording) -> tuple[list[OperatingPoint], list[OperatingPoint]]:
-    tell = pointer(subject, tape)
-    ladder = dependable([tell(s) for s in candidates(subject.network, subject.method, tape)], True)
-    return ladder, earned(subject, tape, ladder, search_exits, tell)
+def searched(subject: CalibrationContext, tape: ExitRecording) -> tuple[list[OperatingPoint], list[OperatingPoint]]:
+    tell = point_evaluator(subject, tape)
+    ladder = monotone_scores([tell(s) for s in candidate_settings(subject.network, subject.method, tape)], True)
+    return ladder, cross_fitted_gains(subject, tape, ladder, search_exit_settings, tell)
 
 
 def test_a_search_that_only_found_noise_is_not_used(trained: Path) -> None:
@@ -169,13 +171,13 @@ def test_a_search_that_closes_a_misleading_off_ramp_is_used(trained: Path) -> No
 @pytest.mark.parametrize("kind", ["classification", "tagging", "question_answering"])
 def test_a_part_of_a_recording_is_the_recording_of_a_part(every_task: dict[str, Path], kind: str) -> None:
     model, rows = Predictor.load(every_task[kind]), runs.rows(kind, 20, 4)
-    subject = Subject(model.network, model.model.method, Data(rows, model.prepare(rows)))
+    subject = CalibrationContext(model.network, model.model.method, Data(rows, model.prepare(rows)))
     chosen = np.arange(20) % 3 == 1
-    some, tape = part(subject, record(model.network, subject.data), chosen)
+    some, tape = select_rows(subject, record_exits(model.network, subject.data), chosen)
     again = Data([row for row, wanted in zip(rows, chosen, strict=True) if wanted], [])
     again = Data(again.rows, model.prepare(again.rows))
     assert some.data == again
-    fresh = record(model.network, again)
+    fresh = record_exits(model.network, again)
     assert all(torch.allclose(tape.logits[layer], fresh.logits[layer], atol=1e-5) for layer in fresh.logits)
     for settings in ({}, {"threshold": 0.5}):
         ours, theirs = some.run(settings, tape), some.run(settings, fresh)
@@ -187,7 +189,7 @@ def test_enough_rows_are_searched_and_few_are_not(trained: Path, monkeypatch: py
 
     asked = []
     monkeypatch.setattr(module, "FEW", 20)
-    monkeypatch.setattr(module, "earned", lambda subject, *_: asked.append(len(subject.data.rows)) or [])
+    monkeypatch.setattr(module, "cross_fitted_gains", lambda subject, *_: asked.append(len(subject.data.rows)) or [])
     model = Predictor.load(trained)
     for count in (module.FEW - 1, module.FEW):
         rows = runs.rows("classification", count, 5)

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from offramp.calibration.length_search import News, Plan, front, promising, search
-from offramp.calibration.subject import Subject
-from offramp.commands.calibrate import recalibrate, searched
-from offramp.commands.search import FILE, Wish, parted, scored, search_run
+from offramp.calibration.length_search import (
+    SearchPlan,
+    SearchProgress,
+    configuration_front,
+    promising_configurations,
+    search_lengths,
+)
+from offramp.calibration.subject import CalibrationContext
+from offramp.commands.calibrate import recalibrate, searched_settings
+from offramp.commands.search import FILE, SearchRequest, score_found, search_run, split_search_rows
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import pareto
+from offramp.inference.operating_points import pareto_front
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import runs
@@ -33,43 +39,43 @@ def own(either: Path, tmp_path: Path) -> Path:
 
 def test_search_rows_and_scored_rows_are_never_the_same() -> None:
     for count, wanted in ((20, 5), (20, 500), (2, 1)):
-        some, others = parted(count, wanted)
+        some, others = split_search_rows(count, wanted)
         assert sorted(some + others) == list(range(count)) and len(some) == min(wanted, count // 2)
     with pytest.raises(OfframpError, match="--rows 0"):
-        parted(10, 0)
+        split_search_rows(10, 0)
 
 
-def go(own: Path, wish: Wish, say: Callable[[News], None] = lambda _: None) -> dict[str, Any]:
+def go(own: Path, wish: SearchRequest, say: Callable[[SearchProgress], None] = lambda _: None) -> dict[str, Any]:
     search_run(str(own), runs.rows("classification", 30, 5), "some/new.jsonl", wish, say)
     made: dict[str, Any] = json.loads((own / "points.json").read_text())
     return made
 
 
 def test_an_interrupted_search_goes_on_to_the_same_end(own: Path) -> None:
-    expected = go(own, Wish(SMALL, 12))
+    expected = go(own, SearchRequest(SMALL, 12))
     assert expected["data"]["search_rows"] == 12 and expected["data"]["rows"] == 18
     state = json.loads((own / FILE).read_text())
     (own / FILE).unlink()
-    heard: list[News] = []
+    heard: list[SearchProgress] = []
 
-    def stop(news: News) -> None:
+    def stop(news: SearchProgress) -> None:
         heard.append(news)
         if news.iteration == 1 and news.left == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(own, Wish(SMALL, 12), stop)
+        go(own, SearchRequest(SMALL, 12), stop)
     kept = len(json.loads((own / FILE).read_text())["found"])
     assert kept == len(heard)
-    again: list[News] = []
-    assert go(own, Wish(SMALL, 12, resume=True), again.append) == expected
+    again: list[SearchProgress] = []
+    assert go(own, SearchRequest(SMALL, 12, resume=True), again.append) == expected
     assert json.loads((own / FILE).read_text()) == state and len(again) == len(state["found"]) - kept
 
 
 def test_points_are_what_the_scored_rows_show(own: Path) -> None:
-    made, rows = go(own, Wish(SMALL, 12)), runs.rows("classification", 30, 5)
+    made, rows = go(own, SearchRequest(SMALL, 12)), runs.rows("classification", 30, 5)
     model = Predictor.load(own)
-    others = [rows[i] for i in parted(30, 12)[1]]
+    others = [rows[i] for i in split_search_rows(30, 12)[1]]
     encoded = model.prepare(others)
     assert model.points is not None and "searched on 12 other rows" in (own / "README.md").read_text()
     for point in model.points.points:
@@ -84,94 +90,96 @@ def test_points_are_what_the_scored_rows_show(own: Path) -> None:
 
 def test_a_search_of_something_else_is_refused(run: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(run, tmp_path / "own"))
-    go(own, Wish(Plan(0), 12))
+    go(own, SearchRequest(SearchPlan(0), 12))
     state, points = json.loads((own / FILE).read_text()), (own / "points.json").read_text()
     for what in ("model", "rows", "search_rows", "seed"):
         (own / FILE).write_text(json.dumps({**state, what: "other"}))
         for resume in (True, False):
             with pytest.raises(OfframpError, match=r"other.*\n.*move search\.json away to start a new one"):
-                go(own, Wish(Plan(0), 12, resume=resume))
+                go(own, SearchRequest(SearchPlan(0), 12, resume=resume))
     for damage in ("{", "[]", "7", json.dumps({**state, "found": [{}]})):
         (own / FILE).write_text(damage)
         with pytest.raises(OfframpError, match=r"damaged.*search\.json\n.*leave --resume out, or remove the file"):
-            go(own, Wish(Plan(0), 12, resume=True))
+            go(own, SearchRequest(SearchPlan(0), 12, resume=True))
     assert (own / "points.json").read_text() == points
-    assert go(own, Wish(Plan(0), 12))["points"] == json.loads(points)["points"]
+    assert go(own, SearchRequest(SearchPlan(0), 12))["points"] == json.loads(points)["points"]
 
 
 def test_the_same_search_is_not_begun_again_unasked(run: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(run, tmp_path / "own"))
-    go(own, Wish(replace(SMALL, iterations=0), 12))  # how many there are to be is no other search
+    go(own, SearchRequest(replace(SMALL, iterations=0), 12))  # how many there are to be is no other search
     before = runs.files(own)
     with pytest.raises(OfframpError, match=r"--resume to go on, or remove search\.json to start over"):
-        go(own, Wish(SMALL, 12))
+        go(own, SearchRequest(SMALL, 12))
     assert runs.files(own) == before
     (own / FILE).unlink()
-    go(own, Wish(Plan(0), 11))
+    go(own, SearchRequest(SearchPlan(0), 11))
 
 
 def test_a_lucky_configuration_does_not_drive_the_others_off(run: Path) -> None:
     """On few rows the shortest may look as good as all tokens; the rows it is scored on decide."""
     some = subject(run)
-    tried = search(some, Plan(0), [], lambda _: None)
+    tried = search_lengths(some, SearchPlan(0), [], lambda _: None)
     lucky = [replace(one, points=(replace(one.points[0], score=1.0 - 0.1 * n),)) for n, one in enumerate(tried)]
-    assert len(front(lucky, True)) == 1
-    best = promising(lucky, True)
+    assert len(configuration_front(lucky, True)) == 1
+    best = promising_configurations(lucky, True)
     assert len(best) > len(tried) / 2, "one in every range of costs"
     told: list[tuple[int, int]] = []
-    points = scored(some, lucky, lambda *news: told.append(news))
+    points = score_found(some, lucky, lambda *news: told.append(news))
     assert told[-1] == (len(best), len(best)), "all of them were scored, not one"
     fresh = [point for one in tried for point in one.points if one.gene in {kept.gene for kept, _ in best}]
-    expected = pareto(fresh, points[-1], higher_is_better=True)
+    expected = pareto_front(fresh, points[-1], higher_is_better=True)
     assert [p.settings for p in points] == [p.settings for p in expected]
 
 
 @pytest.mark.parametrize("risk", [None, 0.9])
 def test_calibration_tries_what_a_search_found(own: Path, monkeypatch: pytest.MonkeyPatch, risk: float | None) -> None:
     """Calibrating again (for a time, a risk, other rows) does not throw the searched lengths away."""
-    go(own, Wish(Plan(0), 12))
+    go(own, SearchRequest(SearchPlan(0), 12))
     made = json.loads((own / "points.json").read_text())
     made["points"][0]["settings"]["lengths"] = [0.97, 0.93, 0.91]
     (own / "points.json").write_text(json.dumps(made))
     tried: list[tuple[int, list[float]]] = []  # on how many rows, which lengths
 
     def heard(name: str) -> Callable[..., Any]:
-        real = getattr(Subject, name)
+        real = getattr(CalibrationContext, name)
 
-        def noted(subject: Subject, settings: dict[str, Any], *more: Any) -> Any:
+        def noted(subject: CalibrationContext, settings: dict[str, Any], *more: Any) -> Any:
             tried.append((len(subject.data.rows), list(settings.get("lengths", ()))))
             return real(subject, settings, *more)
 
         return noted
 
-    for name in ("run", "given"):
-        monkeypatch.setattr(Subject, name, heard(name))
+    for name in ("run", "exits_at_lengths"):
+        monkeypatch.setattr(CalibrationContext, name, heard(name))
     recalibrate(str(own), runs.rows("classification", 30, 5), "a.jsonl", risk)
     assert {(30, True), *([(15, True)] if risk else [])} <= {(rows, own == [0.97, 0.93, 0.91]) for rows, own in tried}
     assert json.loads((own / "points.json").read_text())["data"].get("searched"), "nor when it is calibrated once more"
     (own / "points.json").write_text("{")
-    assert searched(own) == []
+    assert searched_settings(own) == []
 
 
 def test_a_task_without_a_score_has_no_search(base: str, tmp_path: Path) -> None:
     run = runs.train(base, tmp_path, "length_adaptive", "masked_lm", schedule=Schedule(epochs=1, batch_size=24))
     rows = runs.rows("masked_lm", 8, 5)
     with pytest.raises(OfframpError, match=r"masked_lm, which has no score.*\n.*--set lengths="):
-        search_run(str(run), rows, "some/new.jsonl", Wish(SMALL))
+        search_run(str(run), rows, "some/new.jsonl", SearchRequest(SMALL))
 
 
 @pytest.mark.parametrize("points", ["{", '{"model": "another"}'])
 def test_points_that_nobody_can_use_are_replaced(run: Path, tmp_path: Path, points: str) -> None:
     own = Path(shutil.copytree(run, tmp_path / "own"))
     (own / "points.json").write_text(points)
-    go(own, Wish(Plan(0), 12))
+    go(own, SearchRequest(SearchPlan(0), 12))
     assert Predictor.load(own).points is not None
 
 
 def test_scoring_tells_how_far_it_is(own: Path) -> None:
     told: list[tuple[int, int]] = []
     rows = runs.rows("classification", 30, 5)
-    search_run(str(own), rows, "some/new.jsonl", Wish(Plan(0), 12), scoring=lambda *news: told.append(news))
+    search_run(
+        str(own), rows, "some/new.jsonl", SearchRequest(SearchPlan(0), 12), scoring=lambda *news: told.append(news)
+    )
     assert len(told) > 1 and told == [(done, len(told) - 1) for done in range(len(told))]
 
 
@@ -180,7 +188,7 @@ def test_spans_are_answered_at_searched_lengths(base: str, tmp_path: Path) -> No
     quick = Schedule(epochs=1, batch_size=24, lr=0.005)
     own = runs.train(base, tmp_path, "length_adaptive", "question_answering", schedule=quick)
     rows = runs.rows("question_answering", 16, 5)
-    points = search_run(str(own), rows, "some/new.jsonl", Wish(Plan(1, 2, 2), 8))
+    points = search_run(str(own), rows, "some/new.jsonl", SearchRequest(SearchPlan(1, 2, 2), 8))
     model = Predictor.load(own)
     encoded, tight = model.prepare(rows), model.settings(given={"lengths": (0.3, 0.2, 0.1)})
     short, full = (model.run(encoded, settings) for settings in (tight, model.settings(1.0)))
@@ -193,6 +201,6 @@ def test_spans_are_answered_at_searched_lengths(base: str, tmp_path: Path) -> No
 
 def test_a_run_without_lengths_is_refused(trained: Path, base: str) -> None:
     with pytest.raises(OfframpError, match="--method length_adaptive"):
-        go(trained, Wish(SMALL))
+        go(trained, SearchRequest(SMALL))
     with pytest.raises(OfframpError, match="offramp train"):  # a model nobody has trained yet
-        go(Path(base), Wish(SMALL))
+        go(Path(base), SearchRequest(SMALL))

@@ -11,8 +11,8 @@ import torch
 
 from offramp import engines
 from offramp.calibration import time_model as prices
-from offramp.calibration.latency import guesses
-from offramp.calibration.time_model import NAMES, Prices, features, fit, place
+from offramp.calibration.latency import predict_latencies
+from offramp.calibration.time_model import NAMES, TimeModel, fit_time_model, measurement_place, trace_features
 from offramp.core.cost import Event
 from offramp.engines import How
 from offramp.inference.predictor import Predictor
@@ -28,12 +28,12 @@ def log(*events: tuple[str, int, list[int], list[int], list[int]]) -> list[Event
 def test_features_count_what_was_done_for_each_row() -> None:
     done = log(("embed", 0, [0, 1], [4, 6], [4, 6]), ("attend", 1, [0, 1], [4, 0], [4, 6]), ("feed", 1, [0], [3], [4]),
                ("head", 1, [0, 1], [4, 6], [4, 6]), ("head", 2, [1], [6], [6]))  # fmt: skip
-    first, second = (dict(zip(NAMES, row, strict=True)) for row in features(done, 2, [4, 6]))
+    first, second = (dict(zip(NAMES, row, strict=True)) for row in trace_features(done, 2, [4, 6]))
     assert (first["attend"], first["attend.token"], first["attend.pair"]) == (1, 4, 16)
     assert (first["feed"], first["feed.token"], first["head"], first["text.token"]) == (1, 3, 1, 4)
     assert (second["attend"], second["attend.pair"], second["feed"]) == (0, 0, 0)  # nobody asked: nothing was done
     assert (second["head"], second["head.token"], second["embed.token"], second["call"]) == (2, 12, 6, 1)
-    assert features(done, 2)[0][NAMES.index("text")] == 0
+    assert trace_features(done, 2)[0][NAMES.index("text")] == 0
 
 
 def test_the_fit_recovers_known_prices() -> None:
@@ -42,11 +42,11 @@ def test_the_fit_recovers_known_prices() -> None:
     true = dict.fromkeys(NAMES, 0.0) | {"call": 0.4, "attend": 0.2, "attend.token": 0.03, "attend.pair": 0.0005,
                                         "feed.token": 0.05, "head": 0.1}  # fmt: skip
     ms = seen @ np.array([true[name] for name in NAMES])
-    found, error = fit(seen, ms)
+    found, error = fit_time_model(seen, ms)
     assert found == pytest.approx(true, abs=1e-9) and error < 1e-9
-    noisy, error = fit(seen, ms * rng.normal(1.0, 0.02, len(ms)))
+    noisy, error = fit_time_model(seen, ms * rng.normal(1.0, 0.02, len(ms)))
     assert min(noisy.values()) >= 0.0 and 0.005 < error < 0.03
-    told = Prices(noisy, error, 80, {}).of(seen)
+    told = TimeModel(noisy, error, 80, {}).predict(seen)
     assert np.abs(told / ms - 1).max() < 0.05
 
 
@@ -68,12 +68,12 @@ def ticking(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
     return clock
 
 
-def measured(model: Predictor, clock: dict[str, float], rows: runs.Rows) -> Prices:
+def measured(model: Predictor, clock: dict[str, float], rows: runs.Rows) -> TimeModel:
     def now() -> float:
         clock["now"] += 1e-6  # a clock that never stands still
         return clock["now"]
 
-    return prices.measure(model, rows, now)
+    return prices.measure_time_model(model, rows, now)
 
 
 def test_a_machine_of_known_speed_is_priced_right(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_machine_of_known_speed_is_priced_right(trained: Path, monkeypatch: py
     assert found.error < 0.01 and found.place["engine"] == "torch" and found.samples > 30
     data = Data(rows, model.prepare(rows))
     assert model.points is not None
-    for guess in guesses(model, model.points, data, found):
+    for guess in predict_latencies(model, model.points, data, found):
         outcome = model.run(data.encoded, model.settings(given=guess.point.settings))
         lengths = np.array([len(e.ids) for e in data.encoded])
         assert guess.ms == pytest.approx(2 * outcome.exit_layer * (1 + 0.1 * lengths), rel=0.03, abs=0.01)
@@ -93,13 +93,13 @@ def test_methods_that_cannot_be_replayed_are_run(every_task: dict[str, Path], mo
     found = measured(model, ticking(model, monkeypatch), rows[:6])
     data = Data(rows, model.prepare(rows))
     assert model.points is not None
-    (only,) = guesses(model, model.points, data, found)
+    (only,) = predict_latencies(model, model.points, data, found)
     assert only.ms == pytest.approx([6 * (1 + 0.1 * len(e.ids)) for e in data.encoded], rel=0.03)
 
 
 def test_prices_belong_to_a_version_of_openvino() -> None:
     def where(engine: str) -> dict[str, object]:
-        return place(SimpleNamespace(engine_name=engine, how=How()))  # type: ignore[arg-type]  # all that is looked at
+        return measurement_place(SimpleNamespace(engine_name=engine, how=How()))  # type: ignore[arg-type]  # all that is looked at
 
     assert where("openvino")["openvino"] == engines.versions("openvino")["openvino"]
     assert "openvino" not in where("torch")

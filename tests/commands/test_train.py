@@ -115,7 +115,7 @@ def test_what_is_there_is_only_replaced_by_force(asked: dict[str, Any], tmp_path
     assert "--force" in caught.value.fix
     assert runs.files(tmp_path / "run") == before and beside(tmp_path) == ["run"]
     run_training(other, force=True)
-    assert folders.about(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
+    assert folders.read_description(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(OfframpError, match="something else there"):
         run_training(TrainRequest(**{**asked, "out": str(tmp_path / "notes")}))
@@ -136,7 +136,7 @@ def test_the_old_run_stands_until_the_new_one_is_complete(
         assert ".new" not in str(caught.value), "people know the run by its own name"
         assert runs.files(tmp_path / "run") == before and beside(tmp_path) == ["run", "run.partial"]
     run_training(TrainRequest(**{**asked, "method": "full"}), force=True)
-    assert folders.about(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
+    assert folders.read_description(tmp_path / "run")["method"] == "full" and beside(tmp_path) == ["run"]
 
 
 def _full_disk(*_: Any, **__: Any) -> None:
@@ -156,7 +156,7 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
         run_training(other)
     assert runs.files(tmp_path / "run.partial") == before
     with pytest.raises(OfframpError, match="not finished"):
-        folders.load(tmp_path / "run")
+        folders.load_run(tmp_path / "run")
     (tmp_path / "run.partial" / checkpoint.FILE).write_bytes(b"damaged")
     with pytest.raises(OfframpError, match="damaged"):
         run_training(TrainRequest(**asked))

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods, tasks
-from offramp.calibration.replay import record
-from offramp.calibration.subject import candidates
+from offramp.calibration.replay import record_exits
+from offramp.calibration.subject import candidate_settings
 from offramp.core import cost
 from offramp.core.loop import Engine, Result, run
 from offramp.core.packed import pack
 from offramp.data.tokenization import Encoded
 from offramp.engines import How
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import Method
 from offramp.nn.batches import Data, batch, packed_rows
 from offramp.nn.network import Network
@@ -48,7 +48,7 @@ def made(name: str, backbone: str, task: str) -> tuple[Method, Network, Data]:
     method = methods.get(name)
     torch.manual_seed(3)
     outputs = {"num_labels": spec.outputs}
-    net = assemble(tiny.model(backbone, spec.auto_class, **outputs), spec, method, options_of(method))
+    net = build_network(tiny.model(backbone, spec.auto_class, **outputs), spec, method, options_of(method))
     net.eval()
     ids = tiny.rows(LENGTHS)
     encoded = [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)]
@@ -62,8 +62,8 @@ def options_of(method: Method) -> Any:
 
 def settings_from_tight_to_loose(method: Method, net: Network, data: Data) -> list[Any]:
     """A few settings that really differ in what they do, the loosest last."""
-    recording = record(net, data, policy=method.policy(net, method.settings()))
-    tried = [methods.configure(method.settings, s, method.name) for s in candidates(net, method, recording)]
+    recording = record_exits(net, data, policy=method.policy(net, method.settings()))
+    tried = [methods.configure(method.settings, s, method.name) for s in candidate_settings(net, method, recording)]
     return [*tried[:: max(1, len(tried) // 5)], method.settings()]
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from offramp import engines, methods, tasks
-from offramp.calibration.replay import record, replay
-from offramp.calibration.subject import Subject, candidates
+from offramp.calibration.replay import record_exits, replay
+from offramp.calibration.subject import CalibrationContext, candidate_settings
 from offramp.core import cost
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
@@ -34,9 +34,9 @@ def some_settings(method: Method, net: Network, data: Data) -> list[Any]:
     """Tight lengths and exits that really fire under them, then all tokens with the same kind of exits."""
     pair, found = method.pair, []
     assert pair is not None
-    for one in (candidates(net, pair.length, record(net, data))[0], {}):
-        under = Subject(net, method, data).given(one)
-        tried = candidates(net, pair.depth, under.record())
+    for one in (candidate_settings(net, pair.length, record_exits(net, data))[0], {}):
+        under = CalibrationContext(net, method, data).exits_at_lengths(one)
+        tried = candidate_settings(net, pair.depth, under.record())
         found += [pair.settings.join(one, two) for two in tried[:: -max(1, len(tried) // 4)]]
     return [methods.configure(method.settings, settings, method.name) for settings in found]
 
@@ -63,11 +63,13 @@ def test_exits_replay_under_dropped_tokens(name: str, backbone: str, task: str) 
     method, net, data = made(name, backbone, task)
     pair = method.pair
     assert pair is not None
-    under = Subject(net, method, data).given(candidates(net, pair.length, record(net, data))[0])
+    under = CalibrationContext(net, method, data).exits_at_lengths(
+        candidate_settings(net, pair.length, record_exits(net, data))[0]
+    )
     if not under.method.replays:
         return
     recording = under.record()
-    for settings in candidates(net, pair.depth, recording)[::7]:
+    for settings in candidate_settings(net, pair.depth, recording)[::7]:
         policy = pair.depth.policy(net, methods.configure(pair.depth.settings, settings, name))
         promised, real = replay(net, recording, policy), under.run(settings, None)
         assert np.array_equal(promised.exit_layer, real.exit_layer)

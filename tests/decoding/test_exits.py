@@ -16,7 +16,7 @@ from offramp.decoding.exits import decoder_policy, first_below, least_confidence
 from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import Lesson, prices, rules, side_by_side, speaker
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods.depth_adaptive import Options, Settings
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
@@ -31,7 +31,7 @@ LENGTHS = [9, 3, 14, 5]
 def made(form: str, **options: Any) -> Network:
     method = methods.get("depth_adaptive")
     torch.manual_seed(1)
-    net = assemble(tiny.speaker("marian"), tasks.get("translation")(), method, Options(form=form, **options))
+    net = build_network(tiny.speaker("marian"), tasks.get("translation")(), method, Options(form=form, **options))
     with torch.no_grad():
         for parameter in net.added.parameters():
             parameter.mul_(4.0)  # so that words differ in what is said of them
@@ -139,4 +139,4 @@ def test_bad_settings(what: str) -> None:
 
 def test_methods_that_cannot_decode_say_which_can() -> None:
     with pytest.raises(OfframpError, match="depth_adaptive, full"):
-        assemble(tiny.speaker("marian"), tasks.get("translation")(), methods.get("branchynet"), object())
+        build_network(tiny.speaker("marian"), tasks.get("translation")(), methods.get("branchynet"), object())

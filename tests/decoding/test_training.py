@@ -13,7 +13,7 @@ from offramp.core.packed import pack
 from offramp.data.tokenization import Encoded
 from offramp.decoding.teacher_forcing import Lesson, decoder_of, exits
 from offramp.decoding.training import Deciding, Mixed, Speaking, decoder_stages, marks
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods.depth_adaptive import Options
 from offramp.nn.batches import Batch, Data, grouped
 from offramp.nn.exit_oracles import correctness_oracle, geometric_loss
@@ -26,7 +26,7 @@ LENGTHS, TARGETS = [9, 3, 14, 5], [4, 6, 2, 5]
 def made(form: str = "geometric", kind: str = "marian", **options: Any) -> tuple[Network, Options]:
     given = Options(form=form, **options)  # type: ignore[arg-type]  # a word from a list
     torch.manual_seed(1)
-    net = assemble(tiny.speaker(kind), tasks.get("translation")(), methods.get("depth_adaptive"), given)
+    net = build_network(tiny.speaker(kind), tasks.get("translation")(), methods.get("depth_adaptive"), given)
     net.eval()
     return net, given
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.commands.calibrate import Departs
+from offramp.commands.calibrate import DisagreementEvaluator
 from offramp.errors import OfframpError
 from offramp.evaluation import guarantee as module
 from offramp.evaluation.guarantee import Draws, broken
 from offramp.evaluation.result_cells import Origin
-from offramp.inference.operating_points import Guarantee
+from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
 from tests import runs
 from tests.test_cli import Call, call, rows
@@ -26,16 +26,16 @@ def test_proofs_on_drawn_rows_are_tested_on_the_others(trained: Path, monkeypatc
     seen = []
     losses = iter([np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 1.0])])
 
-    def proven(subject: module.Subject, *_: object) -> Guarantee:
+    def proven(subject: module.CalibrationContext, *_: object) -> RiskGuarantee:
         seen.append(len(subject.data.rows))
-        return Guarantee(0.4, 0.9, {"threshold": 0.1}, 5, 0.0, 0.5)
+        return RiskGuarantee(0.4, 0.9, {"threshold": 0.1}, 5, 0.0, 0.5)
 
-    def tested(subject: module.Subject, *_: object) -> Departs:
+    def tested(subject: module.CalibrationContext, *_: object) -> DisagreementEvaluator:
         seen.append(len(subject.data.rows))
         return lambda settings: (next(losses), 0.5)
 
-    monkeypatch.setattr(module, "prove", proven)
-    monkeypatch.setattr(module, "departing", tested)
+    monkeypatch.setattr(module, "prove_risk", proven)
+    monkeypatch.setattr(module, "disagreement_evaluator", tested)
     made = broken(Predictor.load(trained), runs.rows("classification", 30, 6), Draws(0.4, 0.9, 20, 4), ORIGIN)
     assert seen == [20, 10] * 4
     assert (made["broken"], made["allowed"], made["departure"]["mean"]) == (0.5, 0.1, 0.375)

@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation import peers
 from offramp.evaluation.peers import Ground, Variant, _padded
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import LoadedRun, assemble, load, quiet, save
+from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet, save_run
 from tests import runs, tiny, tiny_tokenizers
 
 NO_SDPA = {"alberta"}  # attention with relative positions: only the eager kind
@@ -30,14 +30,14 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
     shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
     with quiet():
         model = tiny.model(backbone, tiny.AUTO[kind], **{**shape, **task.config()})
-    net = assemble(model, task, method, method.options())
-    save(path, LoadedRun(net, tokenizer, method, method.options(), 60, "tiny"))
+    net = build_network(model, task, method, method.options())
+    save_run(path, LoadedRun(net, tokenizer, method, method.options(), 60, "tiny"))
     return path
 
 
 def both(run: Path, peer: str, variant: Variant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
     """A ragged batch as our full model answers it, and as a peer does."""
-    ours = Predictor(load(run), engine="torch")
+    ours = Predictor(load_run(run), engine="torch")
     rows = ours.prepare(runs.rows(kind, 5, 1))
     ground = Ground(str(run), ours.task.auto_class, str(run), 1)
     said = peers.get(peer).load(ground, variant)(rows)
@@ -123,7 +123,7 @@ def test_the_folder_is_the_list() -> None:
 
 
 def test_padding_and_the_way_back(tmp_path: Path) -> None:
-    rows = Predictor(load(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
+    rows = Predictor(load_run(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
     made = _padded.pad(rows, 9)
     assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
     parts = _padded.unpad(np.arange(16).reshape(2, 4, 2), rows)

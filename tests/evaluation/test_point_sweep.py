@@ -10,7 +10,7 @@ import pytest
 from offramp.errors import OfframpError
 from offramp.evaluation.point_sweep import sweep
 from offramp.evaluation.result_cells import Origin, evaluate
-from offramp.inference.operating_points import Guarantee
+from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from tests import runs
@@ -51,7 +51,7 @@ def test_the_curve_has_every_point_and_what_was_promised_of_it(trained: Path) ->
 def test_proven_risks_have_cells_too(trained: Path) -> None:
     predictor, rows = Predictor.load(trained), runs.rows("classification", 20, 3)
     assert predictor.points is not None
-    proven = Guarantee(0.1, 0.9, {"threshold": 0.2}, 100, 0.05, 0.6)
+    proven = RiskGuarantee(0.1, 0.9, {"threshold": 0.2}, 100, 0.05, 0.6)
     object.__setattr__(predictor.points, "guarantees", (proven,))
     *_, last = sweep(predictor, rows, Origin("tiny", "test", "", {}))
     assert last["chosen"]["by"] == "risk" and last["chosen"]["expected"]["confidence"] == 0.9

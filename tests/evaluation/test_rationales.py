@@ -161,7 +161,7 @@ def test_another_scale_is_the_same_study_watched_again(done: Study, tmp_path: Pa
 
 
 def test_each_technique_gives_shares_of_a_row(done: Study) -> None:
-    full, adapler = (folders.load(done.folder("runs", name)) for name in ("full", "adapler"))
+    full, adapler = (folders.load_run(done.folder("runs", name)) for name in ("full", "adapler"))
     row = rationales.marked(full, rationales.rows_in(done.data, "dev", None))[0]
     for name, layers in rationales.techniques(full, adapler, row, 1.0).items():
         assert layers.shape == (3, len(row.encoded.ids)), name
@@ -169,7 +169,7 @@ def test_each_technique_gives_shares_of_a_row(done: Study) -> None:
 
 
 def test_saliency_chooses_words_of_new_rows_without_their_labels(done: Study) -> None:
-    full = folders.load(done.folder("runs", "full"))
+    full = folders.load_run(done.folder("runs", "full"))
     rows = rationales.marked(full, rationales.rows_in(done.data, "dev", None))
     labels = sorted({row.label for row in rows}, key=str)
     for row in rows[:6]:
@@ -178,7 +178,7 @@ def test_saliency_chooses_words_of_new_rows_without_their_labels(done: Study) ->
 
 
 def test_raw_attention_is_what_the_loop_sees(done: Study) -> None:
-    full = folders.load(done.folder("runs", "full"))
+    full = folders.load_run(done.folder("runs", "full"))
     row = rationales.marked(full, rationales.rows_in(done.data, "dev", None))[0]
     seen = importance.attentions(full.network, row.encoded.ids).mean(1)
     packed, net = packed_rows(full.network.task, [row.encoded]), full.network
@@ -191,7 +191,7 @@ def test_raw_attention_is_what_the_loop_sees(done: Study) -> None:
 
 def test_words_of_the_text_are_the_tokens_of_the_row(done: Study) -> None:
     """What is trained on (joined text) and what is scored (words) give the model the same ids."""
-    full = folders.load(done.folder("runs", "full"))
+    full = folders.load_run(done.folder("runs", "full"))
     rows = rationales.rows_in(done.data, "dev", None)[1:]
     texts = [{"text": " ".join(row["tokens"])} for row in rows]
     theirs = full.network.task.encode(full.tokenizer, texts, 24)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
-from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 
 DATA = {"name": "dev", "rows": 100, "fingerprint": "0"}
 
@@ -73,8 +73,8 @@ def test_budgets_that_are_no_share(budget: float) -> None:
 def test_pareto_keeps_what_nothing_beats() -> None:
     loosest = point(1.0, 0.9)
     tried = [point(0.5, 0.8), point(0.2, 0.7), point(0.4, 0.85), point(0.3, 0.7), point(1.2, 0.95), point(0.2, 0.6)]
-    assert [(p.mac_share, p.score) for p in pareto(tried, loosest, True)] == [(0.2, 0.7), (0.4, 0.85), (1.0, 0.9)]
-    assert pareto([], loosest, True) == (loosest,)
+    assert [(p.mac_share, p.score) for p in pareto_front(tried, loosest, True)] == [(0.2, 0.7), (0.4, 0.85), (1.0, 0.9)]
+    assert pareto_front([], loosest, True) == (loosest,)
 
 
 scores = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 2))
@@ -83,7 +83,7 @@ scores = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 2))
 @given(st.lists(st.tuples(st.floats(0.01, 1.3), scores), max_size=20), scores, st.booleans())
 def test_no_tried_point_beats_the_front(pairs: list[tuple[float, float]], full: float, higher: bool) -> None:
     tried, loosest, sign = [point(*pair) for pair in pairs], point(1.0, full), 1 if higher else -1
-    front = pareto(tried, loosest, higher)
+    front = pareto_front(tried, loosest, higher)
     assert front[-1] is loosest
     shares, kept = [p.mac_share for p in front], [sign * p.score for p in front[:-1]]
     assert shares == sorted(shares) and kept == sorted(set(kept))
@@ -93,15 +93,15 @@ def test_no_tried_point_beats_the_front(pairs: list[tuple[float, float]], full: 
 
 
 def test_round_trip_and_damage(tmp_path: Path) -> None:
-    operating.save(tmp_path, CURVE)
-    assert operating.load(tmp_path) == CURVE
+    operating.save_points(tmp_path, CURVE)
+    assert operating.load_points(tmp_path) == CURVE
     (tmp_path / "points.json").write_text('{"metric": "accuracy", "points": [{"share": 1}]}')
     with pytest.raises(OfframpError, match=r"points\.json"):
-        operating.load(tmp_path)
+        operating.load_points(tmp_path)
     (tmp_path / "points.json").write_text('{"metric": "accuracy", "higher_is_better": true, "data": {}, "points": []}')
     with pytest.raises(OfframpError, match=r"points\.json"):
-        operating.load(tmp_path)
-    assert replace(CURVE, points=CURVE.points[-1:]).choose(None) == CURVE.loosest
+        operating.load_points(tmp_path)
+    assert replace(CURVE, points=CURVE.points[-1:]).choose(None) == CURVE.full_point
 
 
 def weights(folder: Path, fill: int) -> Path:
@@ -112,35 +112,35 @@ def weights(folder: Path, fill: int) -> Path:
 
 def test_points_of_another_model_are_refused(tmp_path: Path) -> None:
     ours, theirs = weights(tmp_path / "ours", 1), weights(tmp_path / "theirs", 2)
-    operating.save(ours, CURVE)
-    assert operating.load(ours) == CURVE
+    operating.save_points(ours, CURVE)
+    assert operating.load_points(ours) == CURVE
     (theirs / "points.json").write_text((ours / "points.json").read_text())
     with pytest.raises(OfframpError, match=r"another model[\s\S]*offramp calibrate"):
-        operating.load(theirs)
+        operating.load_points(theirs)
 
 
 def test_points_without_a_mark_are_read_as_before(tmp_path: Path) -> None:
     folder = weights(tmp_path / "old", 1)
-    operating.save(folder, CURVE)
+    operating.save_points(folder, CURVE)
     raw = json.loads((folder / "points.json").read_text())
     for name in ("model", "warnings"):
         del raw[name]
     for one in raw["points"]:
         del one["seen"], one["error"]
     (folder / "points.json").write_text(json.dumps(raw))
-    assert operating.load(folder) == CURVE
+    assert operating.load_points(folder) == CURVE
 
 
 def test_the_mark_sees_a_change_anywhere_and_is_quick(tmp_path: Path) -> None:
     folder = weights(tmp_path / "run", 1)
-    before = operating.mark(folder)
+    before = operating.weights_fingerprint(folder)
     content = bytearray((folder / "model.safetensors").read_bytes())
     for place in (0, 250_000, 499_999):
         changed = bytearray(content)
         changed[place] = 9
         (folder / "model.safetensors").write_bytes(changed)
-        assert operating.mark(folder) != before
+        assert operating.weights_fingerprint(folder) != before
     (folder / "model.safetensors").write_bytes(content)
-    assert operating.mark(folder) == before
+    assert operating.weights_fingerprint(folder) == before
     (folder / "offramp.safetensors").write_bytes(b"more")
-    assert operating.mark(folder) != before
+    assert operating.weights_fingerprint(folder) != before

@@ -33,8 +33,8 @@ def make(base: str, method: str, kind: str, folder: Path) -> Path:
     tokenizer = folders.load_tokenizer(base)
     task = tasks.get(runs.TASKS[kind]).from_rows(rows, "rows").with_tokenizer(tokenizer)
     torch.manual_seed(0)
-    net = folders.assemble(folders.load_backbone(base, task), task, found, found.options())
-    folders.save(folder, LoadedRun(net, tokenizer, found, found.options(), 64, base))
+    net = folders.build_network(folders.load_backbone(base, task), task, found, found.options())
+    folders.save_run(folder, LoadedRun(net, tokenizer, found, found.options(), 64, base))
     return folder
 
 
@@ -98,23 +98,23 @@ def test_loading_uses_no_pickle_and_no_remote_code(trained: Path, monkeypatch: p
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(f"pickle.{name}", refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    folders.load(trained)
+    folders.load_run(trained)
 
 
 def test_saving_and_loading_changes_no_prediction(trained: Path, tmp_path: Path) -> None:
     before = Predictor.load(trained)
-    folders.save(tmp_path / "again", before.model)
-    after = Predictor(folders.load(tmp_path / "again"), before.points)
+    folders.save_run(tmp_path / "again", before.model)
+    after = Predictor(folders.load_run(tmp_path / "again"), before.points)
     texts = [row["text"] for row in runs.rows("classification", 9, 5)]
     for budget in (None, 0.3, 1.0):
         assert before.predict(texts, budget) == after.predict(texts, budget)
-    assert folders.about(tmp_path / "again") == folders.about(trained)
+    assert folders.read_description(tmp_path / "again") == folders.read_description(trained)
 
 
 def test_no_noise(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Progress bars and advice of transformers stay away while we load and save, and come back afterwards."""
     verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    folders.save(tmp_path / "again", folders.load(trained))
+    folders.save_run(tmp_path / "again", folders.load_run(trained))
     sys.stderr.flush()
     said = capfd.readouterr()
     assert said.out + said.err == ""
@@ -172,7 +172,7 @@ def test_a_description_that_does_not_fit(trained: Path, tmp_path: Path, change: 
     spec = json.loads((tmp_path / "offramp.json").read_text())
     (tmp_path / "offramp.json").write_text(json.dumps({**spec, **change}))
     with pytest.raises(OfframpError):
-        folders.load(tmp_path)
+        folders.load_run(tmp_path)
 
 
 def test_weights_of_another_model_are_not_taken_for_these(trained: Path, base: str, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_weights_of_another_model_are_not_taken_for_these(trained: Path, base: s
         (tmp_path / name).write_bytes(content)
     (tmp_path / "model.safetensors").write_bytes((Path(base) / "model.safetensors").read_bytes())
     with pytest.raises(OfframpError, match=r"lacks.*classifier"):
-        folders.load(tmp_path)
+        folders.load_run(tmp_path)
 
 
 def test_folders_that_are_no_runs(tmp_path: Path, base: str) -> None:
@@ -189,7 +189,7 @@ def test_folders_that_are_no_runs(tmp_path: Path, base: str) -> None:
     expected = {tmp_path / "none": "no such folder", Path(base): r"without offramp\.json", tmp_path / "file": "a file"}
     for path, said in expected.items():
         with pytest.raises(OfframpError, match=said):
-            folders.load(path)
+            folders.load_run(path)
 
 
 def test_models_that_cannot_be_used(tmp_path: Path, trained: Path) -> None:

@@ -14,7 +14,7 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import adapler
 from offramp.methods._shared.soft_token_mask import Fading, fade
 from offramp.methods.adapler import Options, Policy, Settings
@@ -38,7 +38,7 @@ def build(task: str = "classification", options: Options | None = None, **config
     spec = tasks.get(task).from_rows(GIVEN[task], "rows")
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, **config)
     torch.manual_seed(1)
-    net = assemble(hf, spec, methods.get("adapler"), options or Options())
+    net = build_network(hf, spec, methods.get("adapler"), options or Options())
     with torch.no_grad():
         for _, p in net.added["predictors"].named_parameters():
             p.mul_(3.0)
@@ -174,4 +174,4 @@ def test_bad_settings_and_tasks_are_refused() -> None:
             Options(phi=phi)
     spec = tasks.get("masked_lm").from_rows([{"text": "a"}], "rows")
     with pytest.raises(OfframpError, match=r"as wide as a vocabulary\n.*use one of: length_adaptive; or .*branchynet"):
-        assemble(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), Options())
+        build_network(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), Options())

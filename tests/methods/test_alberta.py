@@ -11,12 +11,12 @@ import torch
 from offramp import engines, methods
 from offramp.calibration.calibrate import calibrate
 from offramp.calibration.replay import replay
-from offramp.calibration.subject import Subject
+from offramp.calibration.subject import CalibrationContext
 from offramp.core.loop import Result, run
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network
@@ -37,7 +37,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     method = methods.get("alberta")
     torch.manual_seed(1)
     hf = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
-    net = assemble(hf, spec, method, Options(**{"start": 0.0, **options}))
+    net = build_network(hf, spec, method, Options(**{"start": 0.0, **options}))
     net.eval()
     ids = tiny.rows(LENGTHS)
     data = Data(ROWS, [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)])
@@ -117,7 +117,7 @@ def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_a_replay_is_a_real_run(task: str) -> None:
     net, data = made(task)
-    subject = Subject(net, methods.get("alberta"), data)
+    subject = CalibrationContext(net, methods.get("alberta"), data)
     recording, exits = subject.record(), set()
     for gamma in (0.0, 0.2, 0.45, 0.7, 1.0):
         policy = Policy(net, Settings(gamma))

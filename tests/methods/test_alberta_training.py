@@ -114,4 +114,4 @@ def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, 
         ours, theirs = (p.run(encoded, Settings(gamma), batch_size=4) for p in (first, again))
         assert np.array_equal(ours.exit_layer, theirs.exit_layer)
         assert all(np.array_equal(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
-    assert first.points is not None and first.points.loosest.settings["gamma"] == 0.0
+    assert first.points is not None and first.points.full_point.settings["gamma"] == 0.0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import offramp
 from offramp import engines, methods, tasks
-from offramp.calibration.subject import candidates
+from offramp.calibration.subject import candidate_settings
 from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
@@ -36,7 +36,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     spec = tasks.get(task).from_rows(ROWS, "rows")
     torch.manual_seed(0)
     model = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs)
-    net = folder.assemble(model, spec, methods.get("depth_adaptive"), Options(**options))
+    net = folder.build_network(model, spec, methods.get("depth_adaptive"), Options(**options))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.startswith("added.predictors.") and name.endswith("weight"):
@@ -210,7 +210,7 @@ def test_reasons_are_given_in_words() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_calibration_tries_the_papers_rule_where_there_is_one(form: str) -> None:
     net, _ = made(form=form)
-    tried = candidates(net, methods.get("depth_adaptive"), None)  # type: ignore[arg-type]  # no recording is looked at
+    tried = candidate_settings(net, methods.get("depth_adaptive"), None)  # type: ignore[arg-type]  # no recording is looked at
     assert tried.count({"argmax": True}) == (form == "multinomial") and {"threshold": 0.5} in tried
 
 
@@ -227,7 +227,9 @@ def test_it_trains_and_calibrates(base: str, tmp_path: Path, kind: str) -> None:
 def test_what_cannot_be_is_refused_with_the_way_out() -> None:
     spec = tasks.get("regression").from_rows([{"text": "a", "label": y} for y in (0.5, 1.5)], "rows")
     with pytest.raises(OfframpError, match="form=geometric"):
-        folder.assemble(tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), Options("threshold"))
+        folder.build_network(
+            tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), Options("threshold")
+        )
     with pytest.raises(OfframpError, match="level=row"):
         made(level="word")
     with pytest.raises(OfframpError, match="sigma=-1"):

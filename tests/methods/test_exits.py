@@ -12,7 +12,7 @@ from offramp import engines, methods
 from offramp.core.loop import Result, run
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import berxit, pabee, shallow_deep
 from offramp.nn.batches import Batch
 from offramp.nn.exit_policies import EntropySettings, ThresholdSettings, exit_weights
@@ -31,7 +31,7 @@ def made(name: str, task: str = "classification", **options: Any) -> tuple[metho
     method = methods.get(name)
     torch.manual_seed(2)
     chosen = method.options(**options)
-    net = assemble(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, chosen)
+    net = build_network(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, chosen)
     net.eval()
     return method, net
 

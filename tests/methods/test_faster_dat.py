@@ -34,7 +34,7 @@ DEPTHS = {(10, 11): 1, (12,): 2, (20,): 3, (21,): 1, (10,): 1}  # rows end after
 def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     """A network that knows the words of IDS, and those rows."""
     task = tasks.get("classification").from_rows(ROWS, "rows")
-    net = folder.assemble(tiny.model(backbone), task, methods.get("faster_dat"), Options(**options))
+    net = folder.build_network(tiny.model(backbone), task, methods.get("faster_dat"), Options(**options))
     net.eval()
     rows = [Encoded(ids, [0] * len(ids), i, WORDS[i], [], 0) for i, ids in enumerate(IDS)]
     packed = packed_rows(task, rows)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import offramp
-from offramp.calibration.subject import candidates
+from offramp.calibration.subject import candidate_settings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods._shared.guessed import Passes, estimate
@@ -58,7 +58,7 @@ def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layer
     quick = Schedule(epochs=4, batch_size=8, lr=0.01)
     made = runs.train(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
     model = offramp.load(made)
-    tried = candidates(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
+    tried = candidate_settings(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
     assert tried == [{"cap": cap} for cap in range(1, layers)] and model.points is not None
     assert not [told for told in model.points.warnings if "no setting is cheaper" in told or "collapsed" in told]
 

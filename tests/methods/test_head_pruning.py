@@ -15,7 +15,7 @@ from offramp.core.loop import Result, run
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import head_pruning
 from offramp.methods.head_pruning import Options, Pruned, chosen, importance
 from offramp.nn.batches import Data, batch, packed_rows
@@ -33,7 +33,7 @@ HALF = Options(heads=0.5, neurons=0.5)
 def made(backbone: str, options: Options = HALF) -> tuple[Network, Data]:
     rows = [{"text": "a", "label": i % 3} for i in range(len(LENGTHS))]
     task = tasks.get("classification").from_rows(rows, "rows")
-    net = assemble(tiny.model(backbone, task.auto_class), task, METHOD, options)
+    net = build_network(tiny.model(backbone, task.auto_class), task, METHOD, options)
     encoded = [Encoded(ids, [0] * len(ids), i, [], [], 0) for i, ids in enumerate(tiny.rows(LENGTHS))]
     return net, Data(rows, encoded)
 
@@ -77,7 +77,7 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
     assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
     fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.uncut.encoder.layers)
     assert fed == pytest.approx(0.5)
-    bare = assemble(tiny.model(backbone), net.task, methods.get("full"), methods.get("full").options())
+    bare = build_network(tiny.model(backbone), net.task, methods.get("full"), methods.get("full").options())
     assert torch.equal(full, cost.full(bare, net.depth, lengths).sum())
 
 

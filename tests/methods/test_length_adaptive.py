@@ -16,7 +16,7 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import length_adaptive
 from offramp.methods._shared.lengths import cliffs, shortest
 from offramp.methods.length_adaptive import LengthDrop, Options, Settings
@@ -163,7 +163,7 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
     """Drop-and-restore: every token has an answer, and the others' answers show that somebody was missing."""
     rows = [{"tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]}]
     spec = get("tagging").from_rows(rows, "rows")
-    net = assemble(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], Options())
+    net = build_network(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], Options())
     net.eval()
     short, full = answer(net, Settings((0.5, 0.25, 0.1))), answer(net, Settings())
     assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)

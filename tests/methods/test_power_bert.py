@@ -15,7 +15,7 @@ from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import about, assemble, carry_over, load
+from offramp.inference.run_folder import build_network, load_run, read_description, reuse_added_modules
 from offramp.methods import power_bert
 from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
 from offramp.nn.batches import Batch, Data
@@ -151,16 +151,19 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
     quick = Schedule(epochs=2, batch_size=12, lr=0.005)
     options = {"penalty": "0.5", "soft_lr": "0.2"}
     run_ = runs.train(base, tmp_path, "power_bert", schedule=quick, options=options)
-    model = load(run_)
+    model = load_run(run_)
     found = power_bert._retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
     assert methods.get("power_bert").policy(model.network, Settings()).wants_scores(1)
     listed = ", ".join(map(str, found))
-    assert about(run_)["layers"] == {"counts": found} and f"counts {listed}." in (run_ / "README.md").read_text()
+    assert (
+        read_description(run_)["layers"] == {"counts": found}
+        and f"counts {listed}." in (run_ / "README.md").read_text()
+    )
     show_run(str(run_))
     assert f"layers: {{'counts': [{listed}]}}" in capsys.readouterr().out
     net, kept = made(counts=(9, 6, 2))
-    carry_over(net, methods.get("power_bert"), str(run_))  # as when --model names that run
+    reuse_added_modules(net, methods.get("power_bert"), str(run_))  # as when --model names that run
     assert kept.counts.tolist() == [9, 6, 2] and bool((kept.weights == 1.0).all())
 
 
@@ -199,4 +202,4 @@ def test_tasks_that_need_every_token_are_refused_with_a_way_out() -> None:
     ):
         method = methods.get(name)
         with pytest.raises(OfframpError, match=rf"answer for every token.*\n.*use one of: {instead}"):
-            assemble(tiny.model("bert", spec.auto_class), spec, method, method.options())
+            build_network(tiny.model("bert", spec.auto_class), spec, method, method.options())

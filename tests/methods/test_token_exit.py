@@ -9,7 +9,7 @@ from offramp import engines, methods
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods.token_exit import Policy as TokenExit
 from offramp.methods.token_exit import Settings, _widest
 from offramp.nn.confidence import token_uncertainty
@@ -26,7 +26,7 @@ def tagger() -> Network:
     spec = get("tagging").from_rows(rows, "rows")
     method = methods.get("token_exit")
     torch.manual_seed(1)
-    net = assemble(tiny.model("bert", spec.auto_class), spec, method, method.options())
+    net = build_network(tiny.model("bert", spec.auto_class), spec, method, method.options())
     net.eval()
     return net
 

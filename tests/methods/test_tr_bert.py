@@ -15,7 +15,7 @@ from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.methods import tr_bert
 from offramp.methods._shared.rollout import Rollout, hard, points, tiled
 from offramp.methods.tr_bert import Options, Policy, Settings
@@ -37,7 +37,7 @@ def build(task: str = "classification") -> tuple[Network, Data]:
     spec = tasks.get(task).from_rows(given, "rows")
     torch.manual_seed(1)
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
-    net = assemble(hf, spec, methods.get("tr_bert"), Options())
+    net = build_network(hf, spec, methods.get("tr_bert"), Options())
     net.eval()
     ids = tiny.rows(LENGTHS)
     return net, Data(given, [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
@@ -135,7 +135,7 @@ def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> 
     spec, method = tasks.get("classification").from_rows(GIVEN, "rows"), methods.get(name)
     torch.manual_seed(1)
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
-    net = assemble(hf, spec, method, method.options(bag_of_words_depth=3))
+    net = build_network(hf, spec, method, method.options(bag_of_words_depth=3))
     net.eval()
     packed = pack(tiny.rows(LENGTHS))
     with torch.no_grad():

@@ -26,7 +26,7 @@ def build(base: str, seed: int, kind: str = "masked_lm") -> tuple[Network, list[
     tokenizer = folders.load_tokenizer(base)
     task = tasks.get(kind).from_rows(runs.rows(kind, 2), "rows").with_tokenizer(tokenizer)
     method = methods.get("branchynet")
-    net = folders.assemble(folders.load_backbone(base, task), task, method, method.options())
+    net = folders.build_network(folders.load_backbone(base, task), task, method, method.options())
     torch.manual_seed(seed)
     halves = [list(net.hf.parameters())[::2], list(net.hf.parameters())[1::2]]
     optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(half, lr=0.1, fused=True) for half in halves]

@@ -10,7 +10,7 @@ import torch
 from offramp import methods
 from offramp.core.packed import pack
 from offramp.data.tokenization import Encoded
-from offramp.inference.run_folder import assemble
+from offramp.inference.run_folder import build_network
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -24,7 +24,7 @@ def made(task: str) -> tuple[Network, Data]:
     tags = [(["O", "B-X"] * n)[:n] for n in LENGTHS]
     rows = [{"text": "a", "label": i, "tokens": ["a"] * len(t), "tags": t} for i, t in enumerate(tags)]
     spec, method = get(task).from_rows(rows, "rows"), methods.get("full")
-    net = assemble(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, method.options())
+    net = build_network(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, method.options())
     numbered = enumerate(tiny.rows(LENGTHS))
     encoded = [Encoded(ids, [0] * len(ids), i, list(range(len(ids))), [], 0) for i, ids in numbered]
     return net, Data(rows, encoded)
@@ -58,7 +58,7 @@ def test_imitation_of_spans_gives_finite_gradients_both_ways() -> None:
     """Rows of different lengths: places that a shorter row does not have are impossible for both."""
     rows = [{"question": "a", "context": "a b c", "answers": {"text": ["a"], "answer_start": [0]}}]
     spec, method = get("question_answering").from_rows(rows, "rows"), methods.get("full")
-    net = assemble(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, method.options())
+    net = build_network(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, method.options())
     packed = pack(tiny.rows(LENGTHS))
     packed = packed.with_tokens(scored=torch.ones(packed.total, dtype=torch.bool))
     for told in (True, False):

@@ -15,7 +15,7 @@ from offramp import engines, methods, tasks
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
-from offramp.inference.batching import score
+from offramp.inference.batching import score_policy
 from offramp.nn.batches import Data
 from offramp.nn.network import Network, network
 from offramp.training.schedule import Schedule
@@ -32,7 +32,7 @@ def build(base: str, method: str = "branchynet", kind: str = "classification") -
     task = tasks.get(runs.TASKS[kind]).from_rows(train, "train").with_tokenizer(tokenizer)
     found = methods.get(method)
     torch.manual_seed(0)
-    net = folders.assemble(folders.load_backbone(base, task), task, found, found.options())
+    net = folders.build_network(folders.load_backbone(base, task), task, found, found.options())
     data = [Data(rows, task.encode(tokenizer, rows, 64)) for rows in (train, dev)]
     return net, found.stages(net, found.options()), data[0], data[1]
 
@@ -51,7 +51,7 @@ def test_every_epoch_is_scored_with_its_own_weights(base: str, tmp_path: Path) -
     def report(**news: Any) -> None:
         if "done" in news:
             fresh = network(copy.deepcopy(net.hf), net.task)
-            expected, _ = score(fresh, engines.make("torch", fresh.encoder), Policy(), dev)
+            expected, _ = score_policy(fresh, engines.make("torch", fresh.encoder), Policy(), dev)
             seen.append((expected, {name: news[name] for name in expected}))
 
     many = replace(FAST, epochs=6)

@@ -17,20 +17,20 @@ TOO_MUCH = 0.02  # of the metric
 OTHERWISE = "let the off-ramps read otherwise (--set head=… where the method has it, else pool=…)"
 
 
-def complaints(
+def calibration_warnings(
     network: Network, recording: ExitRecording | None, tried: Sequence[OperatingPoint], points: OperatingPoints
 ) -> tuple[str, ...]:
     """In the order of their causes: bad heads, nobody leaves, leaving is dear, leaving is wrong, nobody knows."""
     found, rows = [], points.data["rows"]
     used = _used(network, tried, points)
-    if recording is not None and (bad := collapsed(network, recording, used)):
+    if recording is not None and (bad := collapsed_exits(network, recording, used)):
         which = f"off-ramp{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
         cure = f"train longer, with a smaller head_lr, or {OTHERWISE}"
         found.append(f"{which}: (nearly) one and the same answer to every row, the head has collapsed: {cure}")
     if not tried:
         return tuple(found)
-    if all(p.mac_share >= points.loosest.mac_share for p in tried):
-        if points.loosest.mac_share < 1.0:  # it saves by itself (planned depths): nothing was left to try
+    if all(p.mac_share >= points.full_point.mac_share for p in tried):
+        if points.full_point.mac_share < 1.0:  # it saves by itself (planned depths): nothing was left to try
             return tuple(found)
         early = any(p.mean_exit_layer < network.depth for p in tried)
         if network.exit_heads or network.decoder is not None:
@@ -51,13 +51,13 @@ def _used(network: Network, tried: Sequence[OperatingPoint], points: OperatingPo
     """Off-ramps that rows leave by: none below where the tightest setting ends them on average, since what plans depths
     has exits that nobody may take. Nothing is known of exits whose rows never went through the whole stack, as they did
     when it was recorded."""
-    if not tried or points.loosest.mean_exit_layer < network.depth - 1e-6:
+    if not tried or points.full_point.mean_exit_layer < network.depth - 1e-6:
         return []
     first = math.floor(min(p.mean_exit_layer for p in tried))
     return [layer for layer in sorted(network.exit_heads) if layer >= first]
 
 
-def collapsed(network: Network, recording: ExitRecording, layers: Sequence[int]) -> list[int]:
+def collapsed_exits(network: Network, recording: ExitRecording, layers: Sequence[int]) -> list[int]:
     """Which of these off-ramps say one thing only, though the last exit does not."""
     return [layer for layer in layers if _same(network, recording, layer)]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offramp.calibration.replay import ExitRecording, expenses
-from offramp.calibration.thresholds import Table
+from offramp.calibration.replay import ExitRecording, trace_all_exits
+from offramp.calibration.thresholds import ExitTable
 from offramp.core.cost import Event, macs
 from offramp.nn.batches import Data, batch
 from offramp.nn.network import Network
@@ -15,10 +15,10 @@ from offramp.nn.network import Network
 Array = NDArray[np.float64]
 
 
-def table(network: Network, recording: ExitRecording, data: Data, uncertainties: Array) -> Table:
+def exit_table(network: Network, recording: ExitRecording, data: Data, uncertainties: Array) -> ExitTable:
     """Scores and costs of every exit for every encoded row, beside its doubt."""
     exits = [*sorted(network.exit_heads), network.depth]
-    learned, log = "exit_unit" in network.added, expenses(network, recording)
+    learned, log = "exit_unit" in network.added, trace_all_exits(network, recording)
 
     def spent(events: list[Event]) -> Array:
         return np.asarray(macs(events, network, recording.packed.count).numpy())
@@ -32,7 +32,7 @@ def table(network: Network, recording: ExitRecording, data: Data, uncertainties:
     reach = np.stack([spent([event for event in way if event.layer <= layer]) for layer in exits])
     reach[-1] += heads[-1]
     answer = heads[:-1] if learned else np.zeros_like(heads[:-1])
-    return Table(uncertainties, _scores(network, recording, data, exits), reach, ask, answer)
+    return ExitTable(uncertainties, _scores(network, recording, data, exits), reach, ask, answer)
 
 
 def _scores(network: Network, recording: ExitRecording, data: Data, exits: list[int]) -> Array:

@@ -13,7 +13,7 @@ WORTH = 0.05  # steps that begin further below the loosest setting's score are n
 LEAST = 1e-4  # a hundredth of the compute for a hundredth of the score
 
 
-def between(
+def refine_grid(
     name: str, grid: Sequence[OperatingPoint], loosest: OperatingPoint, point: Callable[[Settings], OperatingPoint]
 ) -> list[OperatingPoint]:
     """Points in the middle of the widest steps of a ladder: those with the most compute and score between two rungs."""

@@ -33,7 +33,7 @@ def kept_tokens(shares: Sequence[float], lengths: Tensor) -> int:
     return sum(int(counts(lengths, share).sum()) for share in shares)
 
 
-def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, ...]]:
+def constant_length_grid(network: Network, lengths: Tensor, count: int) -> list[tuple[float, ...]]:
     """The shortest lengths the model was trained for and `count` longer ones, cheapest first; all tokens left out."""
     smallest = shortest(network)
     most = 1.0 - smallest[0]
@@ -47,7 +47,7 @@ def ladder(network: Network, lengths: Tensor, count: int) -> list[tuple[float, .
     return list(dict.fromkeys(made))
 
 
-def steep(network: Network, count: int) -> list[tuple[float, ...]]:
+def cliff_lengths(network: Network, count: int) -> list[tuple[float, ...]]:
     """Cliffs no shorter in all than what the model was trained for: `count` at most, their layers evenly spread."""
     known = cliffs(shortest(network))
     places = torch.linspace(0, len(known) - 1, min(count, len(known))).round().int().tolist()

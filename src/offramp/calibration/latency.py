@@ -20,12 +20,20 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines
-from offramp.calibration.replay import record, relive
-from offramp.calibration.time_model import Clock, Prices, features, known, logged, prices_of, renewed
+from offramp.calibration.replay import record_exits, replay_trace
+from offramp.calibration.time_model import (
+    Clock,
+    TimeModel,
+    remeasured_time_model,
+    run_trace,
+    stored_time_model,
+    time_model_of,
+    trace_features,
+)
 from offramp.engines import AUTO, How, Precision
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
-from offramp.inference.operating_points import Latency, OperatingPoint, OperatingPoints
+from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, packed_rows
 from offramp.utils.hardware import hardware
@@ -40,7 +48,7 @@ TRIES = 6
 
 
 @dataclass(frozen=True)
-class Wish:
+class LatencyRequest:
     """How soon single answers are wanted, and of how many rows in a hundred that must be true."""
 
     seconds: float
@@ -62,37 +70,43 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Guess:
+class PredictedLatency:
     """A point and the milliseconds of every row at it."""
 
     point: OperatingPoint
     ms: Array  # [rows]
 
 
-def guesses(model: Predictor, points: OperatingPoints, data: Data, prices: Prices) -> list[Guess]:
+def predict_latencies(
+    model: Predictor, points: OperatingPoints, data: Data, prices: TimeModel
+) -> list[PredictedLatency]:
     """All points, priced row by row."""
     task, method = model.task, model.model.method
     loosest = method.policy(model.network, method.settings())
-    recording = record(model.network, data, engine=model.engine, policy=loosest) if method.replays else None
+    recording = record_exits(model.network, data, engine=model.engine, policy=loosest) if method.replays else None
     tokens = [len(row.ids) for row in data.encoded]
     owner, made = np.array([row.example for row in data.encoded]), []
     for point in points.points:
         policy = method.policy(model.network, model.settings(given=point.settings))
         if recording is not None:
-            seen = features(relive(model.network, recording, policy), len(tokens), tokens)
+            seen = trace_features(replay_trace(model.network, recording, policy), len(tokens), tokens)
         else:
             starts = range(0, len(tokens), BATCH)
             parts = [packed_rows(task, data.encoded[start : start + BATCH]) for start in starts]
-            logs = [features(logged(model, policy, part), part.count, part.lengths.tolist()) for part in parts]
+            logs = [trace_features(run_trace(model, policy, part), part.count, part.lengths.tolist()) for part in parts]
             seen = np.concatenate(logs)
-        made.append(Guess(point, np.bincount(owner, prices.of(seen), len(data.rows)).astype(np.float64)))
+        made.append(
+            PredictedLatency(point, np.bincount(owner, prices.predict(seen), len(data.rows)).astype(np.float64))
+        )
     return made
 
 
-def choose(found: Sequence[Guess], points: OperatingPoints, wish: Wish, factor: float = 1.0) -> Guess:
+def choose_in_time(
+    found: Sequence[PredictedLatency], points: OperatingPoints, wish: LatencyRequest, factor: float = 1.0
+) -> PredictedLatency:
     """The most accurate point in time; `factor` is how much slower the machine proved to be than predicted."""
 
-    def late(guess: Guess) -> float:
+    def late(guess: PredictedLatency) -> float:
         return factor * float(np.percentile(guess.ms, wish.percentile))
 
     fitting = [guess for guess in found if late(guess) <= wish.ms]
@@ -114,7 +128,9 @@ def _up(ms: float) -> float:
     return float(f"{1.1 * ms:.2g}")
 
 
-def check(model: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: Clock = time.perf_counter) -> Array:
+def measure_latencies(
+    model: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: Clock = time.perf_counter
+) -> Array:
     """Milliseconds of each row from text to prediction, one row at a time; the median over rounds."""
     settings = model.settings(given=point.settings)
     taken = np.zeros((len(rows), ROUNDS + 1))
@@ -127,36 +143,43 @@ def check(model: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: C
     return np.asarray(np.median(taken[:, 1:], axis=1))  # the first round warms up
 
 
-def spread(data: Data, count: int) -> list[int]:
+def rows_of_all_lengths(data: Data, count: int) -> list[int]:
     """Rows of all lengths, as many of each as there are: numbers into `data.rows`."""
     lengths = np.bincount([e.example for e in data.encoded], [len(e.ids) for e in data.encoded], len(data.rows))
     order = np.argsort(lengths, kind="stable")
     return [int(order[i]) for i in np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
 
 
-def in_time(run: str, points: OperatingPoints, rows: Sequence[Row], source: str, wish: Wish) -> Latency:
+def find_latency_point(
+    run: str, points: OperatingPoints, rows: Sequence[Row], source: str, wish: LatencyRequest
+) -> LatencyPoint:
     """The point for a wish, predicted and then checked by a real run; the folder's own points are never read."""
     folder = Path(run)
-    model = Predictor(folders.load(run), points, wish.engine, How(wish.precision, wish.threads, folder / ".cache"))
+    model = Predictor(folders.load_run(run), points, wish.engine, How(wish.precision, wish.threads, folder / ".cache"))
     wish = replace(wish, engine=model.engine_name)
     data = Data(rows, model.prepare(rows, source))
-    texts, stored = [rows[i] for i in spread(data, READ)], known(model, folder) is not None
+    texts, stored = [rows[i] for i in rows_of_all_lengths(data, READ)], stored_time_model(model, folder) is not None
     try:
-        return _chosen(model, points, data, prices_of(model, folder, texts), wish)
+        return _chosen(model, points, data, time_model_of(model, folder, texts), wish)
     except OfframpError:
         if not stored:
             raise
-    return _chosen(model, points, data, renewed(model, folder, texts), wish)
+    return _chosen(model, points, data, remeasured_time_model(model, folder, texts), wish)
 
 
-def _chosen(model: Predictor, points: OperatingPoints, data: Data, prices: Prices, wish: Wish) -> Latency:
+def _chosen(
+    model: Predictor, points: OperatingPoints, data: Data, prices: TimeModel, wish: LatencyRequest
+) -> LatencyPoint:
     """The best point by these prices whose real run keeps within the wish."""
-    found, checked = guesses(model, points, data, prices), [data.rows[i] for i in spread(data, CHECKED)]
+    found, checked = (
+        predict_latencies(model, points, data, prices),
+        [data.rows[i] for i in rows_of_all_lengths(data, CHECKED)],
+    )
     factor = 1.0
     for _ in range(TRIES):
-        best = choose(found, points, wish, factor)
+        best = choose_in_time(found, points, wish, factor)
         predicted = float(np.percentile(best.ms, wish.percentile))
-        measured = float(np.percentile(check(model, best.point, checked), wish.percentile))
+        measured = float(np.percentile(measure_latencies(model, best.point, checked), wish.percentile))
         if measured <= wish.ms:
             break
         factor = 1.02 * max(factor, measured / predicted)
@@ -168,4 +191,4 @@ def _chosen(model: Predictor, points: OperatingPoints, data: Data, prices: Price
         )
     told = (round(predicted, 4), round(measured, 4), best.point.score, best.point.mac_share)
     how = (wish.engine, wish.precision, wish.threads, hardware())
-    return Latency(wish.ms, wish.percentile, best.point.settings, *told, *how)
+    return LatencyPoint(wish.ms, wish.percentile, best.point.settings, *told, *how)

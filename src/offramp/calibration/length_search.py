@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from offramp.calibration.calibrate import exits_under
-from offramp.calibration.grids import ladder, length_macs, steep
-from offramp.calibration.subject import Answers, Settings, Subject, pointer
+from offramp.calibration.calibrate import pair_points_at_lengths
+from offramp.calibration.grids import cliff_lengths, constant_length_grid, length_macs
+from offramp.calibration.subject import CalibrationContext, Predictions, Settings, point_evaluator
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import OperatingPoint, pareto
+from offramp.inference.operating_points import OperatingPoint, pareto_front
 from offramp.methods import Method
 from offramp.methods._shared.lengths import counts
 from offramp.nn.setting_space import Lengths
@@ -38,7 +38,7 @@ PATIENCE = 20  # attempts for each child that is wanted
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """How long to search and how widely."""
 
     iterations: int = 30
@@ -53,7 +53,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class TriedConfiguration:
     """A configuration that was tried, and what it did on the search rows: one point, or with exits several."""
 
     gene: Gene
@@ -62,16 +62,16 @@ class Found:
 
 
 @dataclass(frozen=True)
-class News:
+class SearchProgress:
     """What is known after each configuration."""
 
-    found: list[Found]
+    found: list[TriedConfiguration]
     best: list[OperatingPoint]  # the front, cheapest first
     left: int  # configurations this iteration has yet to try
     iteration: int
 
 
-def space_of(method: Method) -> Lengths:
+def length_space(method: Method) -> Lengths:
     """The lengths that a method lets be searched, or a clear answer why not."""
     space = method.pair.length.space if method.pair else method.space
     if not isinstance(space, Lengths):
@@ -83,83 +83,96 @@ def space_of(method: Method) -> Lengths:
     return space
 
 
-def search(subject: Subject, plan: Plan, known: Sequence[Found], say: Callable[[News], None]) -> list[Found]:
+def search_lengths(
+    subject: CalibrationContext,
+    plan: SearchPlan,
+    known: Sequence[TriedConfiguration],
+    say: Callable[[SearchProgress], None],
+) -> list[TriedConfiguration]:
     """Everything tried, in order. `known` is what an interrupted search had."""
     found, full = {one.gene: one for one in known}, subject.predictions(subject.run({}, None))
     for iteration in range(plan.iterations + 1):
         before = [one for one in found.values() if one.iteration < iteration]
-        genes = list(_first(subject)) if iteration == 0 else children(subject, before, plan, iteration)
+        genes = list(_first(subject)) if iteration == 0 else breed(subject, before, plan, iteration)
         if not genes:
             break
         waiting = [gene for gene in genes if gene not in found]
         for number, gene in enumerate(waiting, start=1):
-            found[gene] = Found(gene, iteration, evaluate(subject, gene, full))
+            found[gene] = TriedConfiguration(gene, iteration, evaluate_configuration(subject, gene, full))
             tried = list(found.values())
-            best = [point for _, point in front(tried, subject.network.task.higher_is_better)]
-            say(News(tried, best, len(waiting) - number, iteration))
+            best = [point for _, point in configuration_front(tried, subject.network.task.higher_is_better)]
+            say(SearchProgress(tried, best, len(waiting) - number, iteration))
     return sorted(found.values(), key=lambda one: one.iteration)
 
 
-def front(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, OperatingPoint]]:
+def configuration_front(
+    found: Sequence[TriedConfiguration], higher_is_better: bool
+) -> list[tuple[TriedConfiguration, OperatingPoint]]:
     """What no other beats on both cost and score, cheapest first."""
     owner = {id(point): one for one in found for point in one.points}
     points = [point for one in found for point in one.points]
     dearest = replace(points[0], mac_share=float("inf"))  # stands in for the full model, which may be dominated here
-    return [(owner[id(point)], point) for point in pareto(points, dearest, higher_is_better)[:-1]]
+    return [(owner[id(point)], point) for point in pareto_front(points, dearest, higher_is_better)[:-1]]
 
 
-def promising(found: Sequence[Found], higher_is_better: bool) -> list[tuple[Found, OperatingPoint]]:
+def promising_configurations(
+    found: Sequence[TriedConfiguration], higher_is_better: bool
+) -> list[tuple[TriedConfiguration, OperatingPoint]]:
     """The front and the best of every range of costs, cheapest first: on few rows one lucky point drives all others off
     the front, and what nobody is bred from is never found."""
-    sign, best = 1.0 if higher_is_better else -1.0, dict[int, tuple[Found, OperatingPoint]]()
+    sign, best = 1.0 if higher_is_better else -1.0, dict[int, tuple[TriedConfiguration, OperatingPoint]]()
     everything = [(one, point) for one in found for point in one.points]
     costs = [point.mac_share for _, point in everything]
     wide = (max(costs) - min(costs)) / RANGES or 1.0
     for one, point in sorted(everything, key=lambda item: (-sign * item[1].score, item[1].mac_share)):
         best.setdefault(int((point.mac_share - min(costs)) / wide), (one, point))
-    both = [*front(found, higher_is_better), *best.values()]
+    both = [*configuration_front(found, higher_is_better), *best.values()]
     return sorted({id(point): (one, point) for one, point in both}.values(), key=lambda item: item[1].mac_share)
 
 
-def shares(gene: Gene) -> tuple[float, ...]:
+def kept_shares(gene: Gene) -> tuple[float, ...]:
     """A configuration as the method's setting."""
     return tuple(part / WHOLE for part in gene)
 
 
-def evaluate(subject: Subject, gene: Gene, full: Answers) -> tuple[OperatingPoint, ...]:
+def evaluate_configuration(subject: CalibrationContext, gene: Gene, full: Predictions) -> tuple[OperatingPoint, ...]:
     """What a configuration does on the subject's rows; with exits, at settings spread over their front. `full`: what
     the full model answers to these rows."""
-    lengths: Settings = {space_of(subject.method).name: shares(gene)}
+    lengths: Settings = {length_space(subject.method).name: kept_shares(gene)}
     if subject.method.pair is None:
-        return (pointer(subject, None, full)(lengths),)
-    return tuple(exits_under(subject, lengths, full))
+        return (point_evaluator(subject, None, full)(lengths),)
+    return tuple(pair_points_at_lengths(subject, lengths, full))
 
 
-def _first(subject: Subject) -> Iterator[Gene]:
+def _first(subject: CalibrationContext) -> Iterator[Gene]:
     """Constant drops from the shortest to all tokens, then cliffs; equal ones once."""
-    steps = [*ladder(subject.network, _lengths(subject), FIRST), *steep(subject.network, FIRST)]
+    steps = [*constant_length_grid(subject.network, _lengths(subject), FIRST), *cliff_lengths(subject.network, FIRST)]
     genes = [tuple(int(np.ceil(share * WHOLE - 1e-9)) for share in step) for step in steps]
     yield from dict.fromkeys([*genes, (WHOLE,) * subject.network.depth])
 
 
-def _lengths(subject: Subject) -> torch.Tensor:
+def _lengths(subject: CalibrationContext) -> torch.Tensor:
     return torch.tensor([len(e.ids) for e in subject.data.encoded])
 
 
-def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) -> list[Gene]:
+def breed(
+    subject: CalibrationContext, before: list[TriedConfiguration], plan: SearchPlan, iteration: int
+) -> list[Gene]:
     """New configurations bred from promising ones, none dearer than all tokens or cheaper than the shortest trained."""
     rng = np.random.default_rng((plan.seed, iteration))
-    parents = list(dict.fromkeys(one.gene for one, _ in promising(before, subject.network.task.higher_is_better)))
+    parents = list(
+        dict.fromkeys(one.gene for one, _ in promising_configurations(before, subject.network.task.higher_is_better))
+    )
     lengths = _lengths(subject)
     known = {_effect(one.gene, lengths) for one in before}
-    least = length_macs(subject.network, shares(before[0].gene), lengths).sum()  # the shortest was tried first
+    least = length_macs(subject.network, kept_shares(before[0].gene), lengths).sum()  # the shortest was tried first
 
     def fresh(count: int, breed: Callable[[], Gene]) -> None:
         wanted = len(made) + count
         for _ in range(PATIENCE * count):
             gene = breed()
             effect = _effect(gene, lengths)
-            if effect not in known and length_macs(subject.network, shares(gene), lengths).sum() >= least:
+            if effect not in known and length_macs(subject.network, kept_shares(gene), lengths).sum() >= least:
                 known.add(effect)
                 made.append(gene)
             if len(made) == wanted:
@@ -168,13 +181,13 @@ def children(subject: Subject, before: list[Found], plan: Plan, iteration: int) 
     made: list[Gene] = []
     fresh(plan.mutations, lambda: mutate(parents[rng.integers(len(parents))], rng))
     if len(parents) > 1:
-        fresh(plan.crossovers, lambda: cross(*(parents[i] for i in rng.choice(len(parents), 2, replace=False))))
+        fresh(plan.crossovers, lambda: crossover(*(parents[i] for i in rng.choice(len(parents), 2, replace=False))))
     return made
 
 
 def _effect(gene: Gene, lengths: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     """How many tokens rows of each length keep after each layer: on short rows many configurations do the same."""
-    return tuple(tuple(counts(lengths.unique(), share).tolist()) for share in shares(gene))
+    return tuple(tuple(counts(lengths.unique(), share).tolist()) for share in kept_shares(gene))
 
 
 def mutate(gene: Gene, rng: np.random.Generator) -> Gene:
@@ -187,19 +200,21 @@ def mutate(gene: Gene, rng: np.random.Generator) -> Gene:
     return tuple(made)
 
 
-def cross(mother: Gene, father: Gene) -> Gene:
+def crossover(mother: Gene, father: Gene) -> Gene:
     """Layer by layer the mean, rounded up."""
     return tuple((a + b + 1) // 2 for a, b in zip(mother, father, strict=True))
 
 
-def to_json(found: Iterable[Found]) -> list[dict[str, Any]]:
+def configurations_to_json(found: Iterable[TriedConfiguration]) -> list[dict[str, Any]]:
     """What was found, for a file."""
     return [asdict(one) for one in found]
 
 
-def from_json(content: Iterable[dict[str, Any]]) -> list[Found]:
+def configurations_from_json(content: Iterable[dict[str, Any]]) -> list[TriedConfiguration]:
     """The way back."""
     return [
-        Found(tuple(one["gene"]), one["iteration"], tuple(OperatingPoint(**point) for point in one["points"]))
+        TriedConfiguration(
+            tuple(one["gene"]), one["iteration"], tuple(OperatingPoint(**point) for point in one["points"])
+        )
         for one in content
     ]

@@ -96,7 +96,7 @@ class _Recorder(Policy):
         return done
 
 
-def record(
+def record_exits(
     network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
 ) -> ExitRecording:
     """One pass over the rows, every exit evaluated, under a `policy`: a method's at its loosest, or one that drops."""
@@ -161,7 +161,7 @@ class _Idle(Engine):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReplayedExitHeads:
     """Heads that answer from the recording."""
 
     recording: ExitRecording
@@ -182,23 +182,25 @@ class Recorded:
 
 def replay(network: Network, recording: ExitRecording, policy: Policy) -> RunOutput:
     """What a real run of this policy would answer, leave at and cost."""
-    heads, dropping = Recorded(recording, network.per_token), _Dropping(recording.extras)
+    heads, dropping = ReplayedExitHeads(recording, network.per_token), _Dropping(recording.extras)
     return run_packed(network, _Idle(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
 
 
-def expenses(network: Network, recording: ExitRecording) -> list[Event]:
+def trace_all_exits(network: Network, recording: ExitRecording) -> list[Event]:
     """Everything the loop would do if every exit answered every row and nobody left."""
     asking = PairPolicy(_Dropping(recording.extras), _Recorder(network, Policy()))
-    return run(_Idle(network.depth), Recorded(recording, network.per_token), asking, recording.packed).trace
+    return run(_Idle(network.depth), ReplayedExitHeads(recording, network.per_token), asking, recording.packed).trace
 
 
-def relive(network: Network, recording: ExitRecording, policy: Policy) -> list[Event]:
+def replay_trace(network: Network, recording: ExitRecording, policy: Policy) -> list[Event]:
     """What the loop would do under this policy, event by event."""
     with torch.inference_mode():
-        return run(_Idle(network.depth), Recorded(recording, network.per_token), policy, recording.packed).trace
+        return run(
+            _Idle(network.depth), ReplayedExitHeads(recording, network.per_token), policy, recording.packed
+        ).trace
 
 
-def state_at(network: Network, recording: ExitRecording, layer: int) -> State:
+def replayed_state(network: Network, recording: ExitRecording, layer: int) -> State:
     """All rows as a policy would see them after a layer, answering from the recording."""
-    heads = Recorded(recording, network.per_token)
+    heads = ReplayedExitHeads(recording, network.per_token)
     return State(recording.packed, recording.packed, heads, network.depth, layer)

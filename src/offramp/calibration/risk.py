@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import Guarantee
+from offramp.inference.operating_points import RiskGuarantee
 
 Losses = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def rows_needed(risk: float, confidence: float) -> int:
     return math.ceil(math.log(1.0 - confidence) / math.log(1.0 - risk))
 
 
-def check(risk: float, confidence: float, rows: int) -> None:
+def check_provable(risk: float, confidence: float, rows: int) -> None:
     """Refuse what cannot be asked or proven."""
     if not 0.0 < risk < 1.0 or not 0.5 <= confidence < 1.0:
         raise OfframpError(
@@ -61,24 +61,24 @@ def p_value(losses: Losses, risk: float, whole: bool) -> float:
     return min(1.0, math.exp(-n * divergence), bentkus)
 
 
-def halves(rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_in_halves(rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row indices for finding candidates, and for testing them."""
     order = np.random.default_rng(seed).permutation(rows)
     return np.sort(order[: rows // 2]), np.sort(order[rows // 2 :])
 
 
-def guarantee(
+def learn_then_test(
     candidates: Sequence[dict[str, Any]],
     test: Callable[[dict[str, Any]], tuple[Losses, float]],
     risk: float,
     confidence: float,
     whole: bool = True,
-) -> Guarantee | None:
+) -> RiskGuarantee | None:
     """Test candidates, most careful first, until one fails; `test` gives losses on the testing half and MAC share."""
-    best: Guarantee | None = None
+    best: RiskGuarantee | None = None
     for settings in candidates:
         losses, share = test(settings)
         if p_value(losses, risk, whole) > 1.0 - confidence:
             break
-        best = Guarantee(risk, confidence, settings, len(losses), float(losses.mean()), share)
+        best = RiskGuarantee(risk, confidence, settings, len(losses), float(losses.mean()), share)
     return best

@@ -25,7 +25,7 @@ from offramp.inference.operating_points import OperatingPoint
 from offramp.utils.progress import tell
 
 if TYPE_CHECKING:
-    from offramp.calibration.subject import Subject
+    from offramp.calibration.subject import CalibrationContext
 
 FOLDS = 5
 CLEARLY = 2.0  # standard errors over folds
@@ -33,15 +33,17 @@ SMALL = 1e-3  # no score is known better
 CHOOSING = 0.25  # standard errors that the cheapest rung within a limit flatters itself by (found by simulation)
 Settings = dict[str, Any]
 Above = Callable[[OperatingPoint, OperatingPoint], bool]  # whether the second setting should know as much as the first
-Search = Callable[["Subject", ExitRecording], list[tuple[float, Settings]]]  # (share of MACs, settings), cheapest first
+Search = Callable[
+    ["CalibrationContext", ExitRecording], list[tuple[float, Settings]]
+]  # (share of MACs, settings), cheapest first
 
 
-def dearer(one: OperatingPoint, other: OperatingPoint) -> bool:
+def costs_at_least(one: OperatingPoint, other: OperatingPoint) -> bool:
     """Whether `other` spends as much as `one`: on a ladder with one number to turn it should know as much."""
     return other.mac_share >= one.mac_share
 
 
-def longer(name: str) -> Above:
+def keeps_at_least(name: str) -> Above:
     """The same for lengths, the setting `name`: only who keeps as many tokens in every layer should know as much."""
 
     def above(one: OperatingPoint, other: OperatingPoint) -> bool:
@@ -51,7 +53,9 @@ def longer(name: str) -> Above:
     return above
 
 
-def dependable(points: Sequence[OperatingPoint], higher_is_better: bool, above: Above = dearer) -> list[OperatingPoint]:
+def monotone_scores(
+    points: Sequence[OperatingPoint], higher_is_better: bool, above: Above = costs_at_least
+) -> list[OperatingPoint]:
     """Settings, cheapest first: a little is taken off for choosing among them, and none is promised more than those
     above it."""
     sign = 1.0 if higher_is_better else -1.0
@@ -63,7 +67,7 @@ def dependable(points: Sequence[OperatingPoint], higher_is_better: bool, above: 
     return sorted(made, key=lambda point: point.mac_share)
 
 
-def shrunk(points: Sequence[OperatingPoint], higher_is_better: bool) -> list[OperatingPoint]:
+def shrink_scores(points: Sequence[OperatingPoint], higher_is_better: bool) -> list[OperatingPoint]:
     """Settings of many kinds, judged on the same rows, their scores drawn towards what others of their cost do, as far
     as they differ no more than luck does: of those that share a cost the luckiest would be on the front."""
     if len(points) < 2:
@@ -77,14 +81,16 @@ def shrunk(points: Sequence[OperatingPoint], higher_is_better: bool) -> list[Ope
     return [replace(point, score=float(score)) for point, score in zip(points, made, strict=True)]
 
 
-def part(subject: Subject, recording: ExitRecording, chosen: NDArray[np.bool_]) -> tuple[Subject, ExitRecording]:
+def select_rows(
+    subject: CalibrationContext, recording: ExitRecording, chosen: NDArray[np.bool_]
+) -> tuple[CalibrationContext, ExitRecording]:
     """Some of the rows, as if the others had never been there."""
     keep = torch.tensor([bool(chosen[e.example]) for e in subject.data.encoded])
     kept = recording.keep(keep, subject.network.per_token)
-    return subject.part(chosen), kept
+    return subject.subset(chosen), kept
 
 
-def every_other(subject: Subject) -> NDArray[np.bool_]:
+def even_rows(subject: CalibrationContext) -> NDArray[np.bool_]:
     """The rows to find settings on; the others are there to score them."""
     return np.arange(len(subject.data.rows)) % 2 == 0
 
@@ -94,7 +100,7 @@ class _Fold:
     """Rows that were held out, and the settings found on the others."""
 
     rows: NDArray[np.int64]
-    subject: Subject
+    subject: CalibrationContext
     tape: ExitRecording
     found: list[tuple[float, Settings]]
     known: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
@@ -113,19 +119,19 @@ class _Fold:
         return self.known[repr(settings)]
 
 
-def _folds(subject: Subject, recording: ExitRecording, search: Search) -> list[_Fold]:
+def _folds(subject: CalibrationContext, recording: ExitRecording, search: Search) -> list[_Fold]:
     place = np.random.default_rng(0).permutation(len(subject.data.rows)) % FOLDS
     made = []
     for fold in range(FOLDS):
-        held, tape = part(subject, recording, place == fold)
-        found = search(*part(subject, recording, place != fold))
+        held, tape = select_rows(subject, recording, place == fold)
+        found = search(*select_rows(subject, recording, place != fold))
         made.append(_Fold(np.flatnonzero(place == fold), held, tape, found))
         tell(fold + 1, FOLDS)
     return made
 
 
-def earned(
-    subject: Subject,
+def cross_fitted_gains(
+    subject: CalibrationContext,
     recording: ExitRecording,
     ladder: Sequence[OperatingPoint],
     search: Search,
@@ -142,10 +148,10 @@ def earned(
         gains = sign * np.array([a[1] - b[1] for a, b in zip(ours, theirs, strict=True)])
         if gains.mean() > CLEARLY * gains.std(ddof=1) / FOLDS**0.5:
             kept.append(replace(point(settings), score=_joint_score(subject, folds, [said for said, _, _ in ours])))
-    return dependable(kept, task.higher_is_better)
+    return monotone_scores(kept, task.higher_is_better)
 
 
-def _joint_score(subject: Subject, folds: Sequence[_Fold], said: Sequence[list[Any]]) -> float:
+def _joint_score(subject: CalibrationContext, folds: Sequence[_Fold], said: Sequence[list[Any]]) -> float:
     """The metric of all rows, each answered by what was found without it."""
     answers: dict[int, Any] = {}
     for fold, parts in zip(folds, said, strict=True):

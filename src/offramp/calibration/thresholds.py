@@ -16,7 +16,7 @@ CHUNK = 250
 
 
 @dataclass(frozen=True)
-class Table:
+class ExitTable:
     """What leaving at each exit means, for every row; the last exit is the full model's own."""
 
     uncertainty: Array  # [ramps, rows]
@@ -27,34 +27,34 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Tried:
+class EvaluatedThresholds:
     """Threshold vectors and what each did on average."""
 
     thresholds: Array  # [settings, ramps]; 0 closes an off-ramp
     cost: Array  # [settings] mean MACs a row
     score: Array  # [settings]
 
-    def join(self, other: Tried) -> Tried:
+    def join(self, other: EvaluatedThresholds) -> EvaluatedThresholds:
         """Both together."""
         parts = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Tried(*(np.concatenate(pair) for pair in parts))
+        return EvaluatedThresholds(*(np.concatenate(pair) for pair in parts))
 
-    def front(self) -> Tried:
+    def front(self) -> EvaluatedThresholds:
         """The settings that no other beats on both, cheapest first."""
         order = np.lexsort((-self.score, self.cost))
         best = np.maximum.accumulate(np.concatenate(([-np.inf], self.score[order][:-1])))
         keep = order[self.score[order] > best]
-        return Tried(self.thresholds[keep], self.cost[keep], self.score[keep])
+        return EvaluatedThresholds(self.thresholds[keep], self.cost[keep], self.score[keep])
 
 
-def try_all(table: Table, thresholds: Array) -> Tried:
+def evaluate_thresholds(table: ExitTable, thresholds: Array) -> EvaluatedThresholds:
     """Every setting over every row."""
     parts = [_try(table, thresholds[i : i + CHUNK]) for i in range(0, len(thresholds), CHUNK)]
     cost, score = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Tried(thresholds, cost, score)
+    return EvaluatedThresholds(thresholds, cost, score)
 
 
-def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
+def _try(table: ExitTable, thresholds: Array) -> tuple[Array, Array]:
     exit_heads, rows = table.uncertainty.shape
     going = np.ones((len(thresholds), rows), dtype=bool)
     cost, score = np.zeros(len(thresholds)), np.zeros(len(thresholds))
@@ -68,13 +68,15 @@ def _try(table: Table, thresholds: Array) -> tuple[Array, Array]:
     return (cost + going @ table.reach[-1]) / rows, (score + going @ table.score[-1]) / rows
 
 
-def search(table: Table, start: Array, levels: Array, generations: int = 40, children: int = 400) -> Tried:
+def search_thresholds(
+    table: ExitTable, start: Array, levels: Array, generations: int = 40, children: int = 400
+) -> EvaluatedThresholds:
     """Random and evolutionary search from given settings over given levels of doubt [ramps, levels]; the front."""
     rng = np.random.default_rng(0)
-    best = try_all(table, start).front()
+    best = evaluate_thresholds(table, start).front()
     for _ in range(generations):
         fresh = _children(best.thresholds, levels, children, rng)
-        best = best.join(try_all(table, fresh)).front()
+        best = best.join(evaluate_thresholds(table, fresh)).front()
     return best
 
 

@@ -47,7 +47,7 @@ NAMES = ("text", "text.token", "call", "embed.token", *(f"{kind}{part}" for kind
 
 
 @dataclass(frozen=True)
-class Prices:
+class TimeModel:
     """Milliseconds by what they are paid for, and where they were measured."""
 
     ms: dict[str, float]
@@ -55,12 +55,12 @@ class Prices:
     samples: int
     place: dict[str, Any]  # hardware, engine, versions: prices hold there only
 
-    def of(self, made: Array) -> Array:
+    def predict(self, made: Array) -> Array:
         """Milliseconds of rows with these features."""
         return np.asarray(made @ np.array([self.ms[name] for name in NAMES]))
 
 
-def features(log: Sequence[Event], rows: int, tokens: Sequence[int] | None = None) -> Array:
+def trace_features(log: Sequence[Event], rows: int, tokens: Sequence[int] | None = None) -> Array:
     """What was done for each row, in the order of NAMES; with `tokens`, its text had to be read too."""
     made = {name: np.zeros(rows) for name in NAMES}
     made["call"] += 1.0
@@ -79,7 +79,7 @@ def features(log: Sequence[Event], rows: int, tokens: Sequence[int] | None = Non
     return np.stack([made[name] for name in NAMES], axis=1)
 
 
-def fit(seen: Array, ms: Array) -> tuple[dict[str, float], float]:
+def fit_time_model(seen: Array, ms: Array) -> tuple[dict[str, float], float]:
     """Prices that explain measured milliseconds, and the mean relative error that is left."""
     found, _ = nnls(seen / ms[:, None], np.ones(len(ms)), maxiter=1000)
     left = np.abs(seen @ found / ms - 1.0)
@@ -121,10 +121,10 @@ def _probes(model: Predictor, tokens: int) -> list[Policy]:
     return [*made, *(method.policy(network, settings) for settings in own)]
 
 
-def measure(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_counter) -> Prices:
+def measure_time_model(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_counter) -> TimeModel:
     """Prices of this model on this machine; `texts` are rows to read, a few of each length."""
     jobs = [(packed, policy) for packed in _rows(model) for policy in _probes(model, packed.total)]
-    seen = [features(logged(model, policy, packed), 1)[0] for packed, policy in jobs]  # and everybody is warm
+    seen = [trace_features(run_trace(model, policy, packed), 1)[0] for packed, policy in jobs]  # and everybody is warm
     tries = np.zeros((len(jobs), ROUNDS))
     for number, (index, (packed, policy)) in itertools.product(range(ROUNDS), enumerate(jobs)):
         started = clock()
@@ -132,11 +132,11 @@ def measure(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_cou
         tries[index, number] = 1000 * (clock() - started)
     read, reading = _reading(model, texts, clock)
     ms = np.array([*np.median(tries, axis=1), *reading])
-    found, error = fit(np.stack([*seen, *read]), ms)
-    return Prices(found, round(error, 4), len(ms), place(model))
+    found, error = fit_time_model(np.stack([*seen, *read]), ms)
+    return TimeModel(found, round(error, 4), len(ms), measurement_place(model))
 
 
-def logged(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
+def run_trace(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
     """What the loop does with a batch under a policy."""
     with torch.inference_mode():
         return run(model.engine, model.engine.exits(model.network), policy, packed.to(model.network.device)).trace
@@ -168,35 +168,35 @@ def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list
     return seen, ms
 
 
-def place(model: Predictor) -> dict[str, Any]:
+def measurement_place(model: Predictor) -> dict[str, Any]:
     """Where prices hold: this machine, this engine, these versions."""
     how = {"engine": model.engine_name, "precision": model.how.precision, "threads": model.how.threads}
     return {"hardware": hardware(), **how, **engines.versions(model.engine_name), "offramp": __version__}
 
 
-def known(model: Predictor, folder: Path) -> Prices | None:
+def stored_time_model(model: Predictor, folder: Path) -> TimeModel | None:
     """Prices that were measured here before."""
     if not (folder / FILE).is_file():
         return None
-    there, where = read_json(folder / FILE), place(model)
+    there, where = read_json(folder / FILE), measurement_place(model)
     fitting = [one for one in there if one["place"] == where and set(one["ms"]) == set(NAMES)]
-    return Prices(**fitting[0]) if fitting else None
+    return TimeModel(**fitting[0]) if fitting else None
 
 
-def keep(folder: Path, prices: Prices) -> None:
+def store_time_model(folder: Path, prices: TimeModel) -> None:
     """Remember prices beside the run; those of other machines and engines stay."""
     there = read_json(folder / FILE) if (folder / FILE).is_file() else []
     others = [one for one in there if one["place"] != prices.place]
     write_json(folder / FILE, [*others, asdict(prices)])
 
 
-def prices_of(model: Predictor, folder: Path, texts: Sequence[Row]) -> Prices:
+def time_model_of(model: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
     """Prices measured here before, else now."""
-    return known(model, folder) or renewed(model, folder, texts)
+    return stored_time_model(model, folder) or remeasured_time_model(model, folder, texts)
 
 
-def renewed(model: Predictor, folder: Path, texts: Sequence[Row]) -> Prices:
+def remeasured_time_model(model: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
     """Prices measured now, in the place of those that were."""
-    found = measure(model, texts)
-    keep(folder, found)
+    found = measure_time_model(model, texts)
+    store_time_model(folder, found)
     return found

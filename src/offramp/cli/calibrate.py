@@ -27,7 +27,7 @@ def command(
     column: Columns = None,
 ) -> None:
     """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
-    from offramp.calibration.latency import Wish
+    from offramp.calibration.latency import LatencyRequest
     from offramp.cli import console
     from offramp.cli.bars import bar
     from offramp.commands.calibrate import recalibrate
@@ -38,7 +38,7 @@ def command(
     if time is None and (engine, precision, threads) != ("auto", "fp32", None):
         given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
         raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
-    wish = None if time is None else Wish(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
+    wish = None if time is None else LatencyRequest(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
     rows = read(data, columns=pairs(column, "--column"), limit=limit)
     with bar("calibrating"):
         points = recalibrate(run, rows, data, risk, confidence, wish)

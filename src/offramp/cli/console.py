@@ -84,7 +84,7 @@ def points_table(points: OperatingPoints) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
         table.add_column(column, justify="right")
-    for point in [*points.points[: -1 : -(-len(points.points) // 14)], points.loosest]:
+    for point in [*points.points[: -1 : -(-len(points.points) // 14)], points.full_point]:
         numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}"
         table.add_row(*numbers, ", ".join(f"{k}={_short(v)}" for k, v in point.settings.items() if v not in ((), [])))
     return table
@@ -175,14 +175,14 @@ def show_curve(cells: list[dict[str, Any]], keep: str | None = None) -> None:
 
 def show_run(run: str) -> None:
     """What a run folder holds."""
-    spec = folders.about(run)
+    spec = folders.read_description(run)
     base = model_name(spec["base_model"])
     out.print(f"{run}: {spec['method']} for {spec['task']['name']}, from {base}", markup=False)
     layers = ["layers"] if spec.get("layers") else []  # most methods have nothing to tell of them
     for name in ("options", "task", "max_length", *layers, "versions"):
         out.print(f"  {name}: {spec[name]}", markup=False, highlight=False, soft_wrap=True)
     if (Path(run) / "points.json").is_file():
-        points = operating.load(Path(run))
+        points = operating.load_points(Path(run))
         show_points(points, None, None)
 
 

@@ -29,13 +29,13 @@ def command(
     from offramp.evaluation import result_cells as study
     from offramp.evaluation.guarantee import Draws, broken
     from offramp.inference.predictor import Predictor
-    from offramp.inference.run_folder import load, read_recipe
+    from offramp.inference.run_folder import load_run, read_recipe
     from offramp.utils.files import write_json
 
     given = read(data, columns=pairs(column, "--column"), limit=limit)
     origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
     with bar("proving"):
-        found = broken(Predictor(load(run)), given, Draws(risk, confidence, rows, trials), origin)
+        found = broken(Predictor(load_run(run)), given, Draws(risk, confidence, rows, trials), origin)
     if json:
         write_json(Path(json), found)
     shown = f"{found['broken']:.3f} of {trials} proofs were broken on the other rows ({found['allowed']:g} may be)"

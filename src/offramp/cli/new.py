@@ -27,7 +27,7 @@ def command(
     from offramp.data.readers import read
     from offramp.data.wordpiece import learn
     from offramp.evaluation.demo_data import carried_model
-    from offramp.inference.new_model import create
+    from offramp.inference.new_model import create_model
     from offramp.inference.run_folder import load_tokenizer
     from offramp.tasks import get
 
@@ -40,7 +40,7 @@ def command(
         words = learn((row["text"] for row in rows), vocabulary)
     else:
         words = load_tokenizer(carried_model() if tokenizer == "minilm" else str(tokenizer))
-    model = create(family, Path(out), words, pairs(set_, "--set"), seed)
+    model = create_model(family, Path(out), words, pairs(set_, "--set"), seed)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     typer.echo(f"{family} of {size:.1f} million parameters, {len(words)} pieces, written to {out}")
     typer.echo(f"next: offramp train --model {out} --task masked_lm --train TEXTS --lr 5e-4 --out runs/pretrained")

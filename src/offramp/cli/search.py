@@ -25,17 +25,17 @@ def command(
     column: Columns = None,
 ) -> None:
     """Find how many tokens each layer should keep (and, in a pair, when rows leave) for every budget."""
-    from offramp.calibration.length_search import Plan
+    from offramp.calibration.length_search import SearchPlan
     from offramp.cli import console
     from offramp.cli.search_progress import SearchConsole
-    from offramp.commands.search import Wish, search_run
+    from offramp.commands.search import SearchRequest, search_run
     from offramp.data.readers import read
 
     console.check_wish(budget, max_loss)
     given = read(data, columns=pairs(column, "--column"), limit=limit)
-    plan = Plan(iterations, mutations, crossovers, seed)
+    plan = SearchPlan(iterations, mutations, crossovers, seed)
     with SearchConsole(plan) as live:
-        points = search_run(run, given, data, Wish(plan, rows, resume), live.say, live.scoring)
+        points = search_run(run, given, data, SearchRequest(plan, rows, resume), live.say, live.scoring)
     about = points.data
     told = f"{about['tried']} configurations tried on {about['search_rows']} rows; scored below on the others"
     console.say_plainly(told)

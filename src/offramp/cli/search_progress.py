@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from offramp.calibration.length_search import News, Plan
+from offramp.calibration.length_search import SearchPlan, SearchProgress
 from offramp.cli.console import err, say_plainly
 from offramp.inference.operating_points import OperatingPoint
 
@@ -18,7 +18,7 @@ WIDE, TALL = 64, 12
 class SearchConsole:
     """Live on a terminal; elsewhere one line for each iteration."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan
         self.live = Live(console=err, refresh_per_second=4, transient=True)
 
@@ -33,7 +33,7 @@ class SearchConsole:
         if err.is_terminal:
             self.live.stop()
 
-    def say(self, news: News) -> None:
+    def say(self, news: SearchProgress) -> None:
         """Called by the search after every configuration."""
         where = f"iteration {news.iteration} of {self.plan.iterations}, {news.left} to try; {len(news.found)} tried"
         reach = f"from {news.best[0].mac_share:.3f} to {news.best[-1].mac_share:.3f}"

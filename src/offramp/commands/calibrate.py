@@ -13,19 +13,25 @@ from numpy.typing import NDArray
 
 from offramp import methods
 from offramp.calibration import risk as risks
-from offramp.calibration.calibrate import calibrate, explore, searchable
-from offramp.calibration.latency import Wish, in_time
+from offramp.calibration.calibrate import calibrate, explore_settings, has_searchable_thresholds
+from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.replay import ExitRecording
 from offramp.calibration.risk import Losses
-from offramp.calibration.scores import part
-from offramp.calibration.subject import Settings, Subject, candidates, search_exits, unlike
+from offramp.calibration.scores import select_rows
+from offramp.calibration.subject import (
+    CalibrationContext,
+    Settings,
+    candidate_settings,
+    search_exit_settings,
+    unique_settings,
+)
 from offramp.data.readers import fingerprint
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import full_macs
-from offramp.inference.model_card import card
-from offramp.inference.operating_points import Guarantee, OperatingPoints, pareto
+from offramp.inference.model_card import render_model_card
+from offramp.inference.operating_points import OperatingPoints, RiskGuarantee, pareto_front
 from offramp.inference.predictor import Predictor
 from offramp.methods import Method
 from offramp.nn.batches import Data
@@ -33,7 +39,7 @@ from offramp.utils.files import write_text
 
 ENOUGH = 100  # rows below which operating points are hardly more than luck
 Row = Mapping[str, Any]
-Departs = Callable[[Settings], tuple[Losses, float]]
+DisagreementEvaluator = Callable[[Settings], tuple[Losses, float]]
 
 
 def recalibrate(
@@ -42,10 +48,10 @@ def recalibrate(
     source: str,
     risk: float | None = None,
     confidence: float = 0.95,
-    wish: Wish | None = None,
+    wish: LatencyRequest | None = None,
 ) -> OperatingPoints:
     """Calibrate a run on labelled rows and write its points.json; what was shown of the old points goes with them."""
-    predictor = Predictor(folders.load(run))  # its old points may be another model's
+    predictor = Predictor(folders.load_run(run))  # its old points may be another model's
     predictor.task.check(rows, source)
     network, method, mark = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
@@ -54,36 +60,36 @@ def recalibrate(
         given = f"the task {predictor.task.name!r}, whose time hangs on how much is said"
         raise OfframpError("answers within a time", given, "leave --latency out, and choose by --budget")
     recipe = folders.read_recipe(run)
-    warn_of_known_rows(recipe, mark, source, risk)
+    warn_of_training_rows(recipe, mark, source, risk)
     if len(rows) < ENOUGH:
         few = f"{len(rows)} rows tell little of what settings cost: {ENOUGH} or more would be better"
         warnings.warn(few, stacklevel=2)
     name = "/".join(Path(source).parts[-2:])
     data = Data(rows, predictor.prepare(rows, source))
-    known = searched(Path(run))
+    known = searched_settings(Path(run))
     points = calibrate(network, method, data, name, mark, known)
     points = replace(points, data={**points.data, **({"searched": True} if known else {})})
     for noticed in points.warnings:
         warnings.warn(noticed, stacklevel=2)
     if risk is not None:
-        subject = Subject(network, method, data, known=known)
-        proven = prove(subject, subject.record() if method.replays else None, risk, confidence)
+        subject = CalibrationContext(network, method, data, searched=known)
+        proven = prove_risk(subject, subject.record() if method.replays else None, risk, confidence)
         if proven.settings == asdict(method.settings()):
             no = f"no cheaper setting could be shown to keep within a risk of {risk}: using the full model"
             warnings.warn(no, stacklevel=2)
         points = replace(points, guarantees=(proven,))
     if wish is not None:
-        points = replace(points, latencies=(in_time(run, points, rows, source, wish),))
-    operating.save(Path(run), points)
+        points = replace(points, latencies=(find_latency_point(run, points, rows, source, wish),))
+    operating.save_points(Path(run), points)
     if recipe:
-        write_text(Path(run) / "README.md", card(predictor.model, points, recipe))
+        write_text(Path(run) / "README.md", render_model_card(predictor.model, points, recipe))
     return points
 
 
-def searched(run: Path) -> list[Settings]:
+def searched_settings(run: Path) -> list[Settings]:
     """Settings that `offramp search` found for these weights, unless they were since replaced by a training's."""
     try:
-        old = operating.load(run)
+        old = operating.load_points(run)
     except OfframpError:  # none, damaged, or another model's
         return []
     return [p.settings for p in old.points[:-1]] if {"search_rows", "searched"} & old.data.keys() else []
@@ -94,10 +100,10 @@ def _check_provable(predictor: Predictor, rows: Sequence[Row], risk: float, conf
     if predictor.task.scores_by_loss or predictor.task.kind == "sequence":
         asked = f"a risk for the task {predictor.task.name}"
         raise OfframpError(asked, "a task without single answers to compare", "leave --risk out")
-    risks.check(risk, confidence, len(rows) - len(rows) // 2)
+    risks.check_provable(risk, confidence, len(rows) - len(rows) // 2)
 
 
-def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
+def warn_of_training_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: float | None) -> None:
     """Say so when points will flatter themselves, or a guarantee would be void."""
     if mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
         why = "are rows this run was trained on: its points will look better than they are"
@@ -106,35 +112,39 @@ def warn_of_known_rows(recipe: Mapping[str, Any], mark: str, source: str, risk: 
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
 
 
-def prove(subject: Subject, tape: ExitRecording | None, risk: float, confidence: float) -> Guarantee:
+def prove_risk(
+    subject: CalibrationContext, tape: ExitRecording | None, risk: float, confidence: float
+) -> RiskGuarantee:
     """The cheapest setting whose departure from the full model is proven small; the full model if there is none."""
-    find, test = risks.halves(len(subject.data.rows), seed=0)
+    find, test = risks.split_in_halves(len(subject.data.rows), seed=0)
     first, second = (_half(subject, tape, rows) for rows in (find, test))
-    ordered = _careful_first(subject.method, departing(*first), _candidates(*first))
+    ordered = _careful_first(subject.method, disagreement_evaluator(*first), _candidates(*first))
     full, whole = asdict(subject.method.settings()), subject.network.task.departs_whole
-    proven = risks.guarantee([full, *ordered], departing(*second), risk, confidence, whole)
-    return proven or Guarantee(risk, confidence, full, len(test), 0.0, 1.0)
+    proven = risks.learn_then_test([full, *ordered], disagreement_evaluator(*second), risk, confidence, whole)
+    return proven or RiskGuarantee(risk, confidence, full, len(test), 0.0, 1.0)
 
 
 def _half(
-    subject: Subject, tape: ExitRecording | None, rows: NDArray[np.int64]
-) -> tuple[Subject, ExitRecording | None]:
+    subject: CalibrationContext, tape: ExitRecording | None, rows: NDArray[np.int64]
+) -> tuple[CalibrationContext, ExitRecording | None]:
     chosen = np.isin(np.arange(len(subject.data.rows)), rows)
     if tape is None:
-        return subject.part(chosen), None
-    return part(subject, tape, chosen)
+        return subject.subset(chosen), None
+    return select_rows(subject, tape, chosen)
 
 
-def _candidates(subject: Subject, tape: ExitRecording | None) -> list[Settings]:
+def _candidates(subject: CalibrationContext, tape: ExitRecording | None) -> list[Settings]:
     if subject.method.pair is not None:
-        *tried, loosest = explore(subject, subject.record())
-        return [p.settings for p in pareto(tried, loosest, subject.network.task.higher_is_better)]
+        *tried, loosest = explore_settings(subject, subject.record())
+        return [p.settings for p in pareto_front(tried, loosest, subject.network.task.higher_is_better)]
     tape = tape or subject.record()
-    found = unlike([*candidates(subject.network, subject.method, tape), *subject.known])
-    return found + ([s for _, s in search_exits(subject, tape)] if searchable(subject.method) else [])
+    found = unique_settings([*candidate_settings(subject.network, subject.method, tape), *subject.searched])
+    return found + (
+        [s for _, s in search_exit_settings(subject, tape)] if has_searchable_thresholds(subject.method) else []
+    )
 
 
-def _careful_first(method: Method, departs: Departs, found: list[Settings]) -> list[Settings]:
+def _careful_first(method: Method, departs: DisagreementEvaluator, found: list[Settings]) -> list[Settings]:
     """The front of departure against cost on the finding half, from dearest and safest to cheapest."""
     measured = [(float(losses.mean()), share, s) for s in found for losses, share in [departs(s)]]
     front: list[Settings] = []
@@ -146,7 +156,7 @@ def _careful_first(method: Method, departs: Departs, found: list[Settings]) -> l
     return front
 
 
-def departing(subject: Subject, tape: ExitRecording | None) -> Departs:
+def disagreement_evaluator(subject: CalibrationContext, tape: ExitRecording | None) -> DisagreementEvaluator:
     """A function that tells how far a setting is from the full model on every row, and the share of MACs it needs."""
     data, meant = subject.data, subject.predictions(subject.run({}, tape))
     full = float(full_macs(subject.network, data.encoded).sum())

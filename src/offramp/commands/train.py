@@ -13,14 +13,14 @@ import torch
 import yaml
 
 from offramp import __version__, methods, tasks
-from offramp.calibration.calibrate import calibrate, quick
+from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.data import readers as reading
 from offramp.data.tokenization import limit as length_limit
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.model_card import card
-from offramp.inference.new_translation_model import build, is_configuration
+from offramp.inference.model_card import render_model_card
+from offramp.inference.new_translation_model import build_translation_model, is_model_configuration
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.methods import Method
@@ -97,7 +97,7 @@ def rows_of(request: TrainRequest) -> Rows:
 
 def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
     """Rows to learn an earlier run's own answers on; the task is that run's."""
-    task = folders.task_of(folders.about(request.init or ""))
+    task = folders.task_from_description(folders.read_description(request.init or ""))
     if not isinstance(task, kind) or request.dev is None:
         what = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
         raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
@@ -124,7 +124,7 @@ def run_training(request: TrainRequest, force: bool = False, say: Say = lambda *
         say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
         trainer = Trainer(model.network, request.schedule, partial, say)
         progress = trainer.fit(stages, train_data, dev_data)
-        chosen_on = quick(method, dev_data)
+        chosen_on = calibration_subset(method, dev_data)
         say(choosing=len(chosen_on.rows))
         points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
@@ -139,10 +139,10 @@ def run_training(request: TrainRequest, force: bool = False, say: Say = lambda *
 def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> LoadedRun:
     """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
     source, base = request.init or request.model, request.model
-    theirs = folders.about(request.init) if request.init else None
-    if is_configuration(source):
+    theirs = folders.read_description(request.init) if request.init else None
+    if is_model_configuration(source):
         torch.manual_seed(request.schedule.seed)
-        hf, tokenizer = build(source, rows.task, rows.train)
+        hf, tokenizer = build_translation_model(source, rows.task, rows.train)
         task, fresh = rows.task.with_tokenizer(tokenizer), frozenset[str]()
     else:
         folders.check_backbone(source)
@@ -152,11 +152,11 @@ def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> L
             _same_answers(theirs, task, source)
             base = theirs["base_model"]  # --model only names what the first run started from
         torch.manual_seed(request.schedule.seed)
-        hf, fresh = folders.load_reported(source, task, whole=request.init is not None)
-        folders.check_words(tokenizer, hf, source)
-    net = folders.assemble(hf, task, method, options, fresh)
+        hf, fresh = folders.load_backbone_and_missing(source, task, whole=request.init is not None)
+        folders.check_tokenizer_size(tokenizer, hf, source)
+    net = folders.build_network(hf, task, method, options, fresh)
     if request.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
-        folders.carry_over(net, method, source)
+        folders.reuse_added_modules(net, method, source)
     longest = length_limit(tokenizer, net.encoder.positions, request.max_length)
     return LoadedRun(net, tokenizer, method, options, longest, base)
 
@@ -164,7 +164,7 @@ def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> L
 def _stages(request: TrainRequest, model: LoadedRun) -> list[Stage]:
     """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
-    theirs = folders.about(request.init) if request.init else None
+    theirs = folders.read_description(request.init) if request.init else None
     return [stage for stage in stages if theirs is None or not stage.done_by(theirs)] or stages
 
 
@@ -201,10 +201,10 @@ def _recipe(request: TrainRequest, rows: Rows) -> dict[str, Any]:
 def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
     """The finished folder takes its place in one step; only then does the unfinished one go."""
     with replacing(out) as fresh:
-        folders.save(fresh, model)
-        operating.save(fresh, points)
+        folders.save_run(fresh, model)
+        operating.save_points(fresh, points)
         write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
-        write_text(fresh / "README.md", card(model, points, recipe))
+        write_text(fresh / "README.md", render_model_card(model, points, recipe))
     shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp import methods
-from offramp.calibration.replay import record, replay
+from offramp.calibration.replay import record_exits, replay
 from offramp.errors import OfframpError
 from offramp.evaluation.curve import Spot
 from offramp.evaluation.result_cells import Origin, evaluate
@@ -69,7 +69,9 @@ def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
         raise OfframpError("a curve", "a model without operating points", "give dev rows to `offramp train`")
     network, method, task = predictor.network, predictor.model.method, predictor.task
     data = Data(rows, predictor.prepare(rows))
-    recording = record(network, data, policy=method.policy(network, method.settings())) if method.replays else None
+    recording = (
+        record_exits(network, data, policy=method.policy(network, method.settings())) if method.replays else None
+    )
     found = []
     for point in predictor.points.points:
         settings = methods.configure(method.settings, point.settings, method.name)

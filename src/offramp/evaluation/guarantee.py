@@ -18,10 +18,10 @@ import numpy as np
 
 from offramp import __version__
 from offramp.calibration import risk as risks
-from offramp.calibration.replay import record
-from offramp.calibration.scores import part
-from offramp.calibration.subject import Subject
-from offramp.commands.calibrate import departing, prove
+from offramp.calibration.replay import record_exits
+from offramp.calibration.scores import select_rows
+from offramp.calibration.subject import CalibrationContext
+from offramp.commands.calibrate import disagreement_evaluator, prove_risk
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin, hardware, labelled, model_name
 from offramp.inference.predictor import Predictor
@@ -48,11 +48,11 @@ def broken(predictor: Predictor, rows: Sequence[Mapping[str, Any]], draws: Draws
     if not 0 < draws.rows < len(rows):
         fix = "draw fewer rows than there are, and leave some to test on"
         raise OfframpError(f"{draws.rows} rows for each proof", f"{len(rows)} rows", fix)
-    risks.check(draws.risk, draws.confidence, draws.rows - draws.rows // 2)
+    risks.check_provable(draws.risk, draws.confidence, draws.rows - draws.rows // 2)
     data, started = labelled(predictor, rows, origin), time.perf_counter()
     subject, tape = (
-        Subject(predictor.network, method, data),
-        record(
+        CalibrationContext(predictor.network, method, data),
+        record_exits(
             predictor.network, data, engine=predictor.engine, policy=method.policy(predictor.network, method.settings())
         ),
     )
@@ -60,8 +60,8 @@ def broken(predictor: Predictor, rows: Sequence[Mapping[str, Any]], draws: Draws
     for trial in range(draws.trials):
         drawn = np.zeros(len(rows), dtype=bool)
         drawn[np.random.default_rng(trial).permutation(len(rows))[: draws.rows]] = True
-        proven = prove(*part(subject, tape, drawn), draws.risk, draws.confidence)
-        losses, share = departing(*part(subject, tape, ~drawn))(proven.settings)
+        proven = prove_risk(*select_rows(subject, tape, drawn), draws.risk, draws.confidence)
+        losses, share = disagreement_evaluator(*select_rows(subject, tape, ~drawn))(proven.settings)
         found.append(float(losses.mean()))
         shares.append(share)
         cheaper += proven.settings != asdict(method.settings())

@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any
 
 from offramp import methods
-from offramp.calibration.replay import record, replay
+from offramp.calibration.replay import record_exits, replay
 from offramp.errors import OfframpError
 from offramp.evaluation.collect import LOSSES
 from offramp.evaluation.result_cells import Measured, Origin, cell, compute_of, labelled
-from offramp.inference.batching import score
-from offramp.inference.operating_points import Guarantee, OperatingPoint
+from offramp.inference.batching import score_policy
+from offramp.inference.operating_points import OperatingPoint, RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 
@@ -31,7 +31,7 @@ def sweep(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origi
         raise OfframpError("a curve", "a model without operating points", "run `offramp calibrate` on it first")
     data = labelled(predictor, rows, origin)
     measure = cache(_measurer(predictor, data, batch_size))
-    wishes: list[tuple[str, float | None, OperatingPoint | Guarantee]] = [("full", None, points.loosest)]
+    wishes: list[tuple[str, float | None, OperatingPoint | RiskGuarantee]] = [("full", None, points.full_point)]
     wishes += [("max_loss", loss, points.choose(None, loss)) for loss in LOSSES]
     wishes += [("risk", proven.risk, proven) for proven in points.guarantees]
     cells = []
@@ -42,11 +42,11 @@ def sweep(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origi
     return cells
 
 
-def _settings(predictor: Predictor, point: OperatingPoint | Guarantee) -> Any:
+def _settings(predictor: Predictor, point: OperatingPoint | RiskGuarantee) -> Any:
     return methods.configure(predictor.model.method.settings, point.settings, predictor.model.method.name)
 
 
-def _expected(point: OperatingPoint | Guarantee) -> Cell:
+def _expected(point: OperatingPoint | RiskGuarantee) -> Cell:
     """What calibration found, on its own rows."""
     return {name: value for name, value in asdict(point).items() if name != "settings"}
 
@@ -65,11 +65,11 @@ def _measurer(predictor: Predictor, data: Data, batch_size: int) -> Callable[[An
     if not method.replays or task.scores_by_loss:
 
         def run(settings: Any) -> Measured:
-            found = score(network, predictor.engine, method.policy(network, settings), data, batch_size)
+            found = score_policy(network, predictor.engine, method.policy(network, settings), data, batch_size)
             return Measured(data, settings, *found, batch_size)
 
         return run
-    tape = record(network, data, batch_size, predictor.engine, method.policy(network, method.settings()))
+    tape = record_exits(network, data, batch_size, predictor.engine, method.policy(network, method.settings()))
 
     def again(settings: Any) -> Measured:
         outcome = replay(network, tape, method.policy(network, settings))

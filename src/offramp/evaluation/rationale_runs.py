@@ -20,7 +20,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.rationales import Marked, Row, agreement, chosen, marked, rows_in
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference import run_folder as folders
-from offramp.inference.batching import score
+from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import LoadedRun
 from offramp.nn.batches import Data
@@ -88,7 +88,7 @@ def _trained(study: Study, name: str, rows: Sequence[Row], train: Train, **more:
         file = _jsonl(study.folder("rows", f"{name}.jsonl"), rows)
         given = {"max_length": study.max_length, "schedule": study.schedule, **more}
         train(TrainRequest(model=study.model, train=file, out=str(out), **given))
-    return folders.load(out)
+    return folders.load_run(out)
 
 
 def _texts(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def _cell(model: LoadedRun, rows: Sequence[Row], learned: Sequence[object]) -> d
     predictor = Predictor(model, engine="torch")
     data = Data(rows, predictor.prepare(rows, "rows"))
     policy = model.method.policy(model.network, model.method.settings())
-    metrics, _ = score(model.network, predictor.engine, policy, data)
+    metrics, _ = score_policy(model.network, predictor.engine, policy, data)
     return {"accuracy": round(metrics["accuracy"], 6), "mac_share": _macs(model, rows), "rows_trained_on": len(learned)}
 
 

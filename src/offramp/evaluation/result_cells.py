@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__
-from offramp.inference.batching import RunOutput, by_row, score
+from offramp.inference.batching import RunOutput, per_input_row, score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from offramp.utils.hardware import hardware
@@ -58,7 +58,7 @@ def evaluate(
     data = labelled(predictor, rows, origin)
     policy = predictor.model.method.policy(predictor.network, settings)
     started = time.perf_counter()
-    metrics, outcome = score(predictor.network, predictor.engine, policy, data, batch_size)
+    metrics, outcome = score_policy(predictor.network, predictor.engine, policy, data, batch_size)
     seconds = time.perf_counter() - started
     return cell(predictor, Measured(data, settings, metrics, outcome, batch_size, seconds), origin)
 
@@ -114,7 +114,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def compute_of(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str, Any]:
     """What was spent, and where rows left."""
-    layers, kept, macs = by_row(outcome, data.encoded, len(data.rows))
+    layers, kept, macs = per_input_row(outcome, data.encoded, len(data.rows))
     exits = Counter(round(layer) for layer in layers.tolist())
     return {
         "macs": {

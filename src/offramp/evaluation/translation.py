@@ -23,7 +23,7 @@ from offramp.decoding.translate import limit
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware
 from offramp.evaluation.timing import interleaved
-from offramp.inference.batching import score
+from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, batch, packed_rows
 from offramp.nn.exit_oracles import best_exit, row_sums, smoothed
@@ -56,7 +56,7 @@ def prepared(predictor: Predictor, rows: Sequence[Row], source: str) -> Data:
 
 
 def _scored(predictor: Predictor, data: Data, policy: Policy, batch_size: int = 64) -> tuple[float, RunOutput]:
-    metrics, outcome = score(predictor.network, predictor.engine, policy, data, batch_size)
+    metrics, outcome = score_policy(predictor.network, predictor.engine, policy, data, batch_size)
     return round(metrics["bleu"], 3), outcome
 
 

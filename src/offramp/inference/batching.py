@@ -19,7 +19,16 @@ from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 from offramp.utils.progress import tell
 
-__all__ = ["Array", "RunOutput", "by_row", "full_macs", "metrics_by_loss", "run_encoded", "run_packed", "score"]
+__all__ = [
+    "Array",
+    "RunOutput",
+    "full_macs",
+    "per_input_row",
+    "run_encoded",
+    "run_packed",
+    "score_policy",
+    "score_policy_by_loss",
+]
 USUAL, MOST = 64, 8  # tokens of a row that batch sizes are told for; how many times more short ones may be
 
 
@@ -51,7 +60,7 @@ def run_encoded(
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
     done, fed = 0, np.zeros(network.depth)
-    for index in batches([len(e.ids) for e in encoded], batch_size):
+    for index in batches_by_length([len(e.ids) for e in encoded], batch_size):
         made = run_packed(network, engine, policy, packed_rows(network.task, [encoded[i] for i in index]))
         for i, part in zip(index, made.logits, strict=True):
             logits[i] = part
@@ -62,7 +71,7 @@ def run_encoded(
     return RunOutput(logits, exits, macs, kept, fed)
 
 
-def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Indices of rows to run together, shortest first, by total tokens: as many as `batch_size` rows of `USUAL` have.
 
     Short rows come in larger batches (`MOST` times as many rows at most), long ones in smaller; 1 is one row at a time.
@@ -80,7 +89,7 @@ def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
         yield index
 
 
-def metrics_by_loss(
+def score_policy_by_loss(
     network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
 ) -> tuple[dict[str, float], RunOutput]:
     """Metrics of tasks that are scored by their loss per answer (perplexity); masking depends on the row alone."""
@@ -100,7 +109,7 @@ def metrics_by_loss(
     return network.task.metrics_from_losses(losses), RunOutput([], *joined)
 
 
-def by_row(outcome: RunOutput, encoded: Sequence[Encoded], rows: int) -> tuple[Array, Array, Array]:
+def per_input_row(outcome: RunOutput, encoded: Sequence[Encoded], rows: int) -> tuple[Array, Array, Array]:
     """Exit layer, tokens kept and MACs of each input row: windows of one row share the mean and add up the rest."""
     owner = np.array([e.example for e in encoded])
     spent = (outcome.exit_layer, outcome.tokens_kept, outcome.macs)
@@ -116,12 +125,12 @@ def full_macs(network: Network, encoded: Sequence[Encoded], outcome: RunOutput |
     return np.asarray(cost.full(network.uncut, network.depth, lengths).numpy())
 
 
-def score(
+def score_policy(
     network: Network, engine: Engine, policy: Policy, data: Data, batch_size: int = 32
 ) -> tuple[dict[str, float], RunOutput]:
     """Metrics of a policy on labelled rows, and what happened to each."""
     task = network.task
     if task.scores_by_loss:
-        return metrics_by_loss(network, engine, policy, data, batch_size)
+        return score_policy_by_loss(network, engine, policy, data, batch_size)
     outcome = run_encoded(network, engine, policy, data.encoded, batch_size)
     return task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits)), outcome

@@ -34,7 +34,7 @@ def _layers(model: LoadedRun) -> str:
     return f"\nLayer by layer: {listed}.\n" if told else ""
 
 
-def card(model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> str:
+def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> str:
     """A model card with the table of operating points."""
     task = model.network.task
     rows = "\n".join(

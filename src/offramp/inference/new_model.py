@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForMaskedLM"
 
 
-def create(
+def create_model(
     family: str, out: Path, tokenizer: PreTrainedTokenizerBase, shape: Mapping[str, str], seed: int = 42
 ) -> PreTrainedModel:
     """Random weights of a shape (entries of the family's config.json), with a tokenizer beside them."""

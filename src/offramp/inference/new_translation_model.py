@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 PIECES = 4000
 
 
-def is_configuration(source: str) -> bool:
+def is_model_configuration(source: str) -> bool:
     """Whether a model is given as a configuration file, and so must be made."""
     return source.endswith(".json")
 
 
-def build(
+def build_translation_model(
     source: str, task: Task, rows: Sequence[Mapping[str, Any]]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model with random weights and the tokenizer of these rows, of at most the file's `vocab_size` pieces."""

@@ -34,7 +34,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class RiskGuarantee:
     """Settings and what was proven about them: with `confidence`, at most `risk` departure from the full model."""
 
     risk: float
@@ -46,7 +46,7 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyPoint:
     """Settings that answer a single row, from text to prediction, within so many milliseconds on one machine."""
 
     milliseconds: float  # what was asked
@@ -75,9 +75,9 @@ class OperatingPoints:
     higher_is_better: bool
     data: dict[str, Any]  # name, rows, fingerprint
     points: tuple[OperatingPoint, ...]
-    guarantees: tuple[Guarantee, ...] = ()
+    guarantees: tuple[RiskGuarantee, ...] = ()
     warnings: tuple[str, ...] = ()  # what calibration noticed
-    latencies: tuple[Latency, ...] = ()
+    latencies: tuple[LatencyPoint, ...] = ()
     scale: float = 1.0  # the best value of the metric: what may be lost is counted in shares of it
 
     def better(self, a: float, b: float) -> bool:
@@ -85,11 +85,11 @@ class OperatingPoints:
         return a > b if self.higher_is_better else a < b
 
     @property
-    def loosest(self) -> OperatingPoint:
+    def full_point(self) -> OperatingPoint:
         """The full model's own point."""
         return self.points[-1]
 
-    def proven(self, risk: float) -> Guarantee:
+    def proven(self, risk: float) -> RiskGuarantee:
         """The cheapest setting that was shown to keep within a risk."""
         fitting = [g for g in self.guarantees if g.risk <= risk]
         if not fitting:
@@ -101,7 +101,7 @@ class OperatingPoints:
             )
         return min(fitting, key=lambda g: g.mac_share)
 
-    def within(self, seconds: float, engine: str, precision: str) -> Latency:
+    def within(self, seconds: float, engine: str, precision: str) -> LatencyPoint:
         """The best setting that was shown to answer in time on this engine."""
         here, ms = (engine, precision), 1000 * seconds
         fitting = [one for one in self.latencies if one.milliseconds <= ms + 1e-9 and one.how == here]
@@ -120,10 +120,10 @@ class OperatingPoints:
         if not max_loss >= 0.0:
             raise OfframpError("what the metric may lose", f"max_loss={max_loss}", "give 0 or more, e.g. 0.01")
         if budget is None:
-            return next((p for p in self.points if self.lost(p) <= max_loss + 1e-9), self.loosest)
+            return next((p for p in self.points if self.lost(p) <= max_loss + 1e-9), self.full_point)
         check_budget(budget)
         if budget >= 1.0:
-            return self.loosest
+            return self.full_point
         fitting = [p for p in self.points if p.mac_share <= budget]
         if not fitting:
             cheapest = self.points[0]
@@ -140,8 +140,8 @@ class OperatingPoints:
     def lost(self, point: OperatingPoint) -> float:
         """What a point loses of the full model's score, as a share of the best value there is; of a loss (lower is
         better) the part it grows by."""
-        lost = (self.loosest.score - point.score) / self.scale
-        return lost if self.higher_is_better else -lost / max(abs(self.loosest.score), 1e-9)
+        lost = (self.full_point.score - point.score) / self.scale
+        return lost if self.higher_is_better else -lost / max(abs(self.full_point.score), 1e-9)
 
 
 def check_budget(budget: Any) -> None:
@@ -163,12 +163,12 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * {"s": 1.0, "ms": 1e-3}.get(match[2], 1e-6)
 
 
-def cores(threads: int | None) -> str:
+def threads_in_words(threads: int | None) -> str:
     """A number of threads in words."""
     return "all cores" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
 
 
-def pareto(
+def pareto_front(
     points: Sequence[OperatingPoint], loosest: OperatingPoint, higher_is_better: bool
 ) -> tuple[OperatingPoint, ...]:
     """The points that no other beats on both cost and score, cheapest first, the loosest always last."""
@@ -181,7 +181,7 @@ def pareto(
     return (*[p for p in kept if p.mac_share < loosest.mac_share], loosest)
 
 
-def mark(folder: Path) -> str:
+def weights_fingerprint(folder: Path) -> str:
     """A fingerprint of a folder's weights: sizes, headers and blocks spread over every file, so that it costs
     milliseconds and still no two trainings share it."""
     known = hashlib.sha256()
@@ -195,16 +195,16 @@ def mark(folder: Path) -> str:
     return known.hexdigest()[:16]
 
 
-def save(folder: Path, points: OperatingPoints) -> None:
+def save_points(folder: Path, points: OperatingPoints) -> None:
     """Write points.json beside the weights it belongs to."""
-    write_json(folder / "points.json", {**asdict(points), "model": mark(folder)})
+    write_json(folder / "points.json", {**asdict(points), "model": weights_fingerprint(folder)})
 
 
-def load(folder: Path) -> OperatingPoints:
+def load_points(folder: Path) -> OperatingPoints:
     """Read points.json, which must belong to the weights beside it."""
     raw = read_json(folder / "points.json")
     owner = raw.get("model") if isinstance(raw, dict) else None
-    if owner is not None and owner != mark(folder):
+    if owner is not None and owner != weights_fingerprint(folder):
         raise OfframpError(
             f"the operating points of {folder}",
             "a points.json that was calibrated for another model: its settings mean nothing to these weights",
@@ -212,9 +212,9 @@ def load(folder: Path) -> OperatingPoints:
         )
     try:
         first, *others = (OperatingPoint(**point) for point in raw["points"])
-        proven = tuple(Guarantee(**one) for one in raw.get("guarantees", ()))
+        proven = tuple(RiskGuarantee(**one) for one in raw.get("guarantees", ()))
         noticed = tuple(raw.get("warnings", ()))
-        timed = tuple(Latency(**one) for one in raw.get("latencies", ()))
+        timed = tuple(LatencyPoint(**one) for one in raw.get("latencies", ()))
         known = (raw["metric"], raw["higher_is_better"], raw["data"])
         return OperatingPoints(*known, (first, *others), proven, noticed, timed, raw.get("scale", 1.0))
     except (KeyError, TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from offramp.engines import How, Precision
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.batching import RunOutput, by_row, full_macs, run_encoded
+from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.utils.hardware import hardware
@@ -59,8 +59,8 @@ class Predictor:
         """Open a run folder; what is compiled for it is kept inside, under `.cache`."""
         path, how = Path(folder), How(precision, threads, Path(folder) / ".cache")
         engines.choose(engine, torch.device("cpu"))  # a wrong name is answered before anything is read
-        model = folders.load(folder)
-        points = operating.load(path) if (path / "points.json").is_file() else None
+        model = folders.load_run(folder)
+        points = operating.load_points(path) if (path / "points.json").is_file() else None
         return cls(model, points, engine, how)
 
     def settings(
@@ -103,7 +103,7 @@ class Predictor:
         if found.hardware != here:
             warnings.warn(f"{found.milliseconds:g}ms were measured on {found.hardware}; this is {here}", stacklevel=3)
         elif found.threads != self.how.threads:
-            then, now = (operating.cores(threads) for threads in (found.threads, self.how.threads))
+            then, now = (operating.threads_in_words(threads) for threads in (found.threads, self.how.threads))
             warnings.warn(f"{found.milliseconds:g}ms were measured on {then}; this runs on {now}", stacklevel=3)
         return found.settings
 
@@ -177,7 +177,7 @@ class Predictor:
     def finish(self, rows: Sequence[Row], encoded: Sequence[Encoded], outcome: RunOutput) -> list[dict[str, Any]]:
         """Logits → predictions with what they cost; a row cut into windows adds its windows up."""
         answers = self.task.predictions(rows, encoded, outcome.logits)
-        spent = by_row(outcome, encoded, len(rows))
+        spent = per_input_row(outcome, encoded, len(rows))
         for answer, layer, kept, macs in zip(answers, *(column.tolist() for column in spent), strict=True):
             answer["exit_layer"] = int(layer) if layer == int(layer) else round(layer, 3)
             answer["tokens_kept"] = round(kept, 3)
@@ -189,6 +189,6 @@ class Predictor:
         return float(full_macs(self.network, encoded, outcome).sum())
 
     @property
-    def about(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The model in a few words."""
-        return {**folders.describe(self.model), "points": asdict(self.points) if self.points else None}
+        return {**folders.run_description(self.model), "points": asdict(self.points) if self.points else None}

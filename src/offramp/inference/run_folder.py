@@ -60,10 +60,10 @@ def check_backbone(source: str) -> None:
 
 def load_backbone(source: str, task: Task, whole: bool = False) -> PreTrainedModel:
     """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code."""
-    return load_reported(source, task, whole)[0]
+    return load_backbone_and_missing(source, task, whole)[0]
 
 
-def load_reported(source: str, task: Task, whole: bool = False) -> tuple[PreTrainedModel, frozenset[str]]:
+def load_backbone_and_missing(source: str, task: Task, whole: bool = False) -> tuple[PreTrainedModel, frozenset[str]]:
     """The model, and the names of parameters that its file lacks.
 
     A pretrained model lacks the task's head (and perhaps a pooler), which start fresh; of a finished one (`whole`)
@@ -97,7 +97,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return made
 
 
-def check_words(tokenizer: PreTrainedTokenizerBase, hf: PreTrainedModel, source: str) -> None:
+def check_tokenizer_size(tokenizer: PreTrainedTokenizerBase, hf: PreTrainedModel, source: str) -> None:
     """Refuse a tokenizer that knows a fraction of the model's words: without its file an empty one is made."""
     known, wanted = len(tokenizer), int(hf.config.vocab_size)
     if 2 * known < wanted:
@@ -116,7 +116,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def assemble(
+def build_network(
     hf: PreTrainedModel, task: Task, method: Method, options: Any, fresh: frozenset[str] = frozenset()
 ) -> Network:
     """A network with the method's modules in it; `fresh` names parameters of `hf` that were never trained."""
@@ -130,12 +130,12 @@ def assemble(
 FRESH = ("exit_heads.", "lengths.", "retention.")  # added modules that begin anew in every run
 
 
-def carry_over(net: Network, method: Method, source: str) -> None:
+def reuse_added_modules(net: Network, method: Method, source: str) -> None:
     """What an earlier run of the same method, now a pretrained model, learned besides answering: a predictor of depths
     that was pretrained with its backbone goes on learning. Off-ramps belong to a task and start fresh, and lengths are
     what the options of this run say."""
     path = Path(source)
-    if not is_run(path) or about(path)["method"] != method.name:
+    if not is_run(path) or read_description(path)["method"] != method.name:
         return
     own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(FRESH)}
     try:
@@ -150,7 +150,7 @@ def _no_added(path: Path, error: Exception) -> OfframpError:
     return OfframpError(f"the added modules of {path}", given, "restore it or train again")
 
 
-def save(folder: Path, model: LoadedRun) -> None:
+def save_run(folder: Path, model: LoadedRun) -> None:
     """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
@@ -158,10 +158,10 @@ def save(folder: Path, model: LoadedRun) -> None:
         model.tokenizer.save_pretrained(folder)
     added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}
     save_file(added, folder / "offramp.safetensors", metadata={"format": "pt"})
-    write_json(folder / "offramp.json", describe(model))
+    write_json(folder / "offramp.json", run_description(model))
 
 
-def describe(model: LoadedRun) -> dict[str, Any]:
+def run_description(model: LoadedRun) -> dict[str, Any]:
     """What offramp.json holds."""
     task = model.network.task
     return {
@@ -187,7 +187,7 @@ def working_folder(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def about(folder: str | Path) -> dict[str, Any]:
+def read_description(folder: str | Path) -> dict[str, Any]:
     """offramp.json of a run, or a clear answer why this is not one."""
     path = Path(folder)
     if not is_run(path):
@@ -222,25 +222,25 @@ def read_recipe(folder: str | Path) -> dict[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
-def task_of(spec: dict[str, Any]) -> Task:
+def task_from_description(spec: dict[str, Any]) -> Task:
     """The task that an offramp.json tells of."""
     return tasks.get(spec["task"]["name"]).from_json(spec["task"])
 
 
-def load(folder: str | Path) -> LoadedRun:
+def load_run(folder: str | Path) -> LoadedRun:
     """A model folder with all its parts."""
-    path, spec = Path(folder), about(folder)
+    path, spec = Path(folder), read_description(folder)
     tokenizer = load_tokenizer(str(path))
     try:
-        task = task_of(spec).with_tokenizer(tokenizer)
+        task = task_from_description(spec).with_tokenizer(tokenizer)
         method, longest, base_model = methods.get(spec["method"]), int(spec["max_length"]), str(spec["base_model"])
         options = methods.configure(method.options, spec["options"], spec["method"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         given = f"a damaged offramp.json ({type(error).__name__}: {_first_line(error)})"
         raise OfframpError(f"the model folder {folder}", given, "restore it or train again") from error
     hf = load_backbone(str(path), task, whole=True)
-    check_words(tokenizer, hf, str(path))
-    net = assemble(hf, task, method, options)
+    check_tokenizer_size(tokenizer, hf, str(path))
+    net = build_network(hf, task, method, options)
     try:
         net.added.load_state_dict(format1.tensors(load_file(path / "offramp.safetensors")))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.policy import Policy
-from offramp.inference.batching import full_macs, score
+from offramp.inference.batching import full_macs, score_policy
 from offramp.nn.batches import Batch, Data, batch, grouped
 from offramp.nn.network import Network
 from offramp.training import checkpoint
@@ -192,7 +192,7 @@ class Trainer:
         """Metrics on dev rows, and the share of the full model's compute they took."""
         self.network.eval()
         with self._autocast():
-            metrics, outcome = score(self.network, engines.make("torch", self.network.encoder), policy, dev)
+            metrics, outcome = score_policy(self.network, engines.make("torch", self.network.encoder), policy, dev)
         share = float(outcome.macs.sum() / full_macs(self.network, dev.encoded, outcome).sum())
         return {**metrics, "mac_share": round(share, 6)}
 
