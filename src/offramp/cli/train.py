@@ -12,7 +12,7 @@ from offramp.cli._options import BatchSize, Columns, Sets, pairs
 PACKAGE = Path(__file__).parents[1]  # listed, not imported: help must not wait for torch
 _METHODS = sorted(path.stem for path in (PACKAGE / "methods").glob("[a-z]*.py"))
 METHODS = f"{', '.join(_METHODS)}; or two in one: length_adaptive+branchynet"
-_RECIPES = sorted(path.parent.name for path in (PACKAGE / "study" / "recipes").glob("*/*.yaml"))
+_RECIPES = sorted(path.parent.name for path in (PACKAGE / "commands" / "recipes").glob("*/*.yaml"))
 RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(dict.fromkeys(_RECIPES))}; flags win"
 
 
