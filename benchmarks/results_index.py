@@ -62,7 +62,7 @@ def index(results: Path) -> str:
 def _cell(cells: list[Mapping[str, Any]], name: str) -> Iterator[str]:
     """The columns of a file of result cells: full depth first, then the point chosen for a loss of one point."""
     first = cells[0]
-    metric = _metric(first)
+    metric = metric_of(first)
     score = _at(first, metric, share=first["macs"]["share_of_full"] < 0.9995)
     chosen = [cell for cell in cells if cell.get("chosen", {}).get("value") == 0.01]
     if chosen:
@@ -72,7 +72,8 @@ def _cell(cells: list[Mapping[str, Any]], name: str) -> Iterator[str]:
     yield from (f"`{first['method']}`", variant, first["model"], str(first["seed"] or "–"), metric, score, _link(name))
 
 
-def _metric(cell: Mapping[str, Any]) -> str:
+def metric_of(cell: Mapping[str, Any]) -> str:
+    """Return the metric that a data set is known by."""
     named = BY_DATA.get(cell["data"], "")
     return next(metric for metric in (named, *METRICS) if metric in cell["metrics"])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from importlib import import_module
 from pathlib import Path
 
@@ -58,6 +60,37 @@ def test_the_picture_is_drawn_from_result_files(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(accuracy_time, "TARGET", tmp_path / "picture.svg")
     accuracy_time.main()
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("milliseconds a row") >= 4
+
+
+def points(file: Path) -> list[tuple[float, float, str]]:
+    """Score in points, share of MACs and choice (or "curve") of every operating point in a file of result cells."""
+    cells = json.loads(file.read_text(encoding="utf-8"))
+    metric = results_index.metric_of(cells[0])
+    chosen = [(c["metrics"], c["macs"]["share_of_full"], str(c["chosen"]["value"])) for c in cells]
+    curve = [(spot["metrics"], spot["share_of_full"], "curve") for c in cells for spot in c.get("curve", ())]
+    return [(100 * metrics[metric], share, by) for metrics, share, by in (*chosen, *curve)]
+
+
+def test_numbers_of_choosing_are_those_of_the_linked_files() -> None:
+    """ "88.4 → 88.2 at 0.23" beside result cells: such a point is in the file, or is the mean over the linked seeds."""
+    checked = 0
+    for line in (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").splitlines():
+        claim = re.search(r"\d+\.\d → (\d+\.\d) at (0\.\d+)", line)
+        files = [
+            ROOT / "docs" / name for name in re.findall(r"\]\(([^)]+-s\d+\.json)\)", line) if "/bench/" not in name
+        ]
+        if not claim or not files or "multi30k" in line:
+            continue
+        found = [points(file) for file in files]
+        same = [[p for p in own if p[2] == "0.01"] for own in found]
+        mean = [tuple(statistics.fmean(p[0][i] for p in same) for i in (0, 1))] if all(same) else []
+        places = len(claim[2]) - 2
+        shown = {
+            (f"{s + 1e-9:.1f}", f"{m:.{places}f}") for s, m in (*mean, *((p[0], p[1]) for own in found for p in own))
+        }
+        assert (claim[1], claim[2]) in shown, line
+        checked += 1
+    assert checked >= 12
 
 
 def test_every_method_is_in_the_table_of_methods() -> None:
