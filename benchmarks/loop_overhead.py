@@ -1,6 +1,6 @@
 """Microseconds a layer that the loop and a policy cost at batch 1, beside an engine and heads that compute nothing.
 
-    python benchmarks/loop_overhead.py --out results/engine/loop-overhead.json
+    python benchmarks/loop_overhead.py --out results/trec/bench/loop-overhead.json
 
 Best of many runs, one thread; timings count only on an idle machine.
 """

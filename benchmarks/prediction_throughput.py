@@ -1,6 +1,6 @@
 """Rows a second at full depth: the packed torch engine against Hugging Face's padded SDPA, same weights, same batches.
 
-    python benchmarks/prediction_throughput.py --run RUN --data FILE --out results/house/prediction-throughput.json
+    python benchmarks/prediction_throughput.py --run RUN --data FILE --out results/agnews/bench/prediction.json
 
 Batches are taken in file order (no sorting by length for anybody), texts are tokenised beforehand for both, rounds are
 interleaved, and the medians are compared. Timings count only on an idle machine.

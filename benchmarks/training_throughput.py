@@ -1,6 +1,6 @@
 """Rows a second while training: Offramp's packed trainer against the Hugging Face Trainer with padding.
 
-    python benchmarks/training_throughput.py --model MODEL --train FILE --out results/house/training-throughput.json
+    python benchmarks/training_throughput.py --model MODEL --train FILE --out results/sst2/bench/training.json
 
 The same model, rows, batch size, AdamW, clipping, dropout and precision for both; whole epochs, data preparation per
 batch included, evaluation and saving excluded; rounds are interleaved and medians compared. Idle machine only.
