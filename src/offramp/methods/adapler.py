@@ -29,9 +29,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from offramp.core import policy
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import LengthMethod
 from offramp.methods._shared.soft_token_mask import Fading
 from offramp.nn import row_ops as rows
 from offramp.nn.artifacts import kept
@@ -46,16 +47,13 @@ from offramp.training.objectives import Dropping, Objective
 from offramp.training.stage import Backward, Groups, Stage, fastest, ranking
 
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
-SPACE = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
-HF_EQUAL = True
-NEEDS = ("example_error",)  # answers of its own, not a vocabulary
 MOST = 1000.0  # times the learned thresholds: nobody is left long before
 SHARP = (10.0, 1e5)  # λ at the start and at the end
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AdapLeRSettings:
     """Every learned threshold is multiplied by this: 0 lets nobody leave, 1 is as trained, more is faster."""
 
     scale: float = 0.0
@@ -67,7 +65,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class AdapLeROptions:
     """How it is trained."""
 
     gamma: float = 0.05  # how much predictors count beside the task
@@ -98,21 +96,15 @@ class Cuts(nn.Module):
         self.theta = nn.Parameter(torch.ones(depth - 1))
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """A contribution predictor before every layer, and the thresholds."""
-    predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
-    return nn.ModuleDict({"predictors": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
-
-
 def cuts(network: Network) -> Cuts:
     """The thresholds in a network."""
     return cast(Cuts, network.added["cuts"])
 
 
-class Policy(policy.Policy):
+class AdapLeRPolicy(Policy):
     """Drops what contributes too little, before every layer."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: AdapLeRSettings) -> None:
         self.network, self.scale = network, settings.scale
         self.eta = cuts(network).eta.detach().clamp(0.01, 1.0)
 
@@ -132,7 +124,7 @@ class Policy(policy.Policy):
 class FineTune(Stage):
     """Phase 1 (and 2): ordinary fine-tuning that leaves behind the saliency of its best epochs."""
 
-    options: Options = field(kw_only=True)
+    options: AdapLeROptions = field(kw_only=True)
     data: Data | None = None
     folder: Path | None = None
 
@@ -169,7 +161,7 @@ class LengthTraining(Stage):
     then carried to them by a term that is linear in them; the pass itself sees copies, so the first loss cannot.
     """
 
-    options: Options = field(kw_only=True)
+    options: AdapLeROptions = field(kw_only=True)
     first: FineTune | None = None
     objective: Objective = last_exit
     taught: saliency.Table | None = None
@@ -219,8 +211,8 @@ class LengthTraining(Stage):
         backward(loss + self.options.gamma * shape + carried)
         return {"loss": loss.detach(), "length": length.detach(), "predictors": shape.detach()}
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings(scale=1.0))
+    def policy(self) -> Policy:
+        return AdapLeRPolicy(self.network, AdapLeRSettings(scale=1.0))
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         return fastest(self.network, history, self.reference, self.options.slack)
@@ -234,17 +226,34 @@ class Settle(Dropping):
 
     resting: ClassVar[tuple[str, ...]] = ("added.predictors.", "added.cuts.")
 
-    def drawn(self) -> policy.Policy:
-        return Policy(self.network, Settings(self.reach * float(torch.rand(()))))
+    def drawn(self) -> Policy:
+        return AdapLeRPolicy(self.network, AdapLeRSettings(self.reach * float(torch.rand(()))))
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings(scale=1.0))
+    def policy(self) -> Policy:
+        return AdapLeRPolicy(self.network, AdapLeRSettings(scale=1.0))
 
 
-def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
-    """Fine-tune (keeping saliency), then length training, where a depth method's `objective` may replace the loss."""
-    rate, aim = options.head_lr, objective or last_exit
-    first = FineTune(network, "fine-tune", rate, shared=True, options=options)
-    length = LengthTraining(network, "length", rate, options=options, first=first, objective=aim)
-    last = Settle(network, "settle", rate, objective=aim, reach=options.reach)
-    return [first, length, *([last] if options.settle else [])]
+class AdapLeR(LengthMethod):
+    """Tokens leave before every layer by their predicted contribution."""
+
+    name = "adapler"
+    settings = AdapLeRSettings
+    options = AdapLeROptions
+    space = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
+    needs = frozenset({"example_error"})  # answers of its own, not a vocabulary
+
+    def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
+        """A contribution predictor before every layer, and the thresholds."""
+        predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
+        return nn.ModuleDict({"predictors": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
+
+    def policy(self, network: Network, settings: AdapLeRSettings) -> Policy:
+        return AdapLeRPolicy(network, settings)
+
+    def stages(self, network: Network, options: AdapLeROptions, objective: Objective | None = None) -> list[Stage]:
+        """Fine-tune (keeping saliency), then length training, in which `objective` may replace the loss."""
+        rate, aim = options.head_lr, objective or last_exit
+        first = FineTune(network, "fine-tune", rate, shared=True, options=options)
+        length = LengthTraining(network, "length", rate, options=options, first=first, objective=aim)
+        last = Settle(network, "settle", rate, objective=aim, reach=options.reach)
+        return [first, length, *([last] if options.settle else [])]

@@ -27,11 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
-from offramp.core import policy
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import Method
 from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pooled
 from offramp.nn.exit_policies import UncertaintyPolicy
@@ -42,13 +43,9 @@ from offramp.training.losses import exit_loss
 from offramp.training.objectives import Joint
 from offramp.training.stage import Stage
 
-SPACE = Threshold("gamma", loosest=0.0, unit="need", each=False)
-HF_EQUAL = False
-NEEDS: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
-class Settings:
+class ALBERTaSettings:
     """A layer runs while the probability that it is needed is at least γ; 0 runs all."""
 
     gamma: float = 0.0
@@ -63,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class ALBERTaOptions:
     """How it is built and trained."""
 
     prefix: int = 1  # layers that always run before the depth is predicted
@@ -90,7 +87,7 @@ class Options:
 class StructurePredictor(nn.Module):
     """Pooled states after the prefix → the probability that each later layer is needed."""
 
-    def __init__(self, network: Network, options: Options) -> None:
+    def __init__(self, network: Network, options: ALBERTaOptions) -> None:
         super().__init__()
         self.prefix, self.pool, self.revpc = options.prefix, options.pool, options.revpc
         hidden, gated = network.encoder.hidden, network.depth - options.prefix
@@ -120,26 +117,10 @@ def executed(needs: Tensor, gamma: float | Tensor) -> Tensor:
     return (needs >= gamma).cumprod(-1).bool()
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """The predictor, and an exit wherever a row may end."""
-    if not 0 <= options.prefix <= network.depth - 2:
-        fix = f"use 0 to {network.depth - 2} for this model: two layers at least must be left to choose from"
-        raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
-    exits: dict[str, nn.Module] = {
-        str(layer): SharedExitHead(network.last.apply, network.last.cost)
-        for layer in range(options.prefix, network.depth)
-    }
-    if options.head != "own" and not network.per_token:
-        hidden, outputs = network.encoder.hidden, network.task.outputs
-        later = [layer for layer in exits if int(layer) > options.prefix]
-        exits.update({layer: ExitHead(hidden, outputs, options.head) for layer in later})
-    return nn.ModuleDict({"exit_heads": nn.ModuleDict(exits), "exit_unit": StructurePredictor(network, options)})
-
-
-class Policy(UncertaintyPolicy):
+class ALBERTaPolicy(UncertaintyPolicy):
     """Plans at the end of the prefix; afterwards rows end where the plan says, without another look."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: ALBERTaSettings) -> None:
         unit = network.added["exit_unit"]
         assert isinstance(unit, StructurePredictor)
         self.prefix, self.settings = unit.prefix, settings
@@ -180,39 +161,14 @@ class Gated(Joint):
     def reached(self, share: float) -> None:
         self.weight = self.penalty * share
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings())
+    def policy(self) -> Policy:
+        return ALBERTaPolicy(self.network, ALBERTaSettings())
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         return len(history) - 1 if self.penalty > 0.0 else super().select(history)
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """One: the task's loss through soft gates."""
-
-    def gate(layer: int, made: Trace) -> Tensor | None:
-        if layer <= options.prefix:
-            return None
-        if layer == options.prefix + 1:
-            needs = network.exit_unit(options.prefix, made.at(options.prefix))
-            made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
-        needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
-        # a layer that was cut is a copy, yet learns what running it would have done (straight through)
-        return torch.where(runs, needs, needs - needs.detach())[made.packed.row_of_token]
-
-    def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
-        if options.head == "own" or net.per_token:
-            loss = exit_loss(net, net.depth, made.at(net.depth), batch)
-        else:
-            said = _ended(net, made, options.prefix)
-            loss = net.task.loss(said, batch.targets, batch.packed.lengths.to(net.device))
-        return loss + stage.weight * made.packed.rows["needs"].mean()
-
-    stage = Gated(network, "gated", options.head_lr, objective=objective, soft=Soft(gate=gate), penalty=options.penalty)
-    return [stage]
-
-
-def _runs(needs: Tensor, options: Options) -> Tensor:
+def _runs(needs: Tensor, options: ALBERTaOptions) -> Tensor:
     """Which gated layers run in training: all of them, or as many as a depth that is drawn."""  # [rows, gated]
     if not options.cut:
         return executed(needs, 0.0)
@@ -231,3 +187,57 @@ def _ended(net: Network, made: Trace, prefix: int) -> Tensor:
     groups = [(d, (depth == d)) for d in depth.unique().tolist()]
     said = torch.cat([net(d, whole.keep_rows(here)).float() for d, here in groups])
     return said[torch.cat([here.nonzero().squeeze(1) for _, here in groups]).argsort()]
+
+
+class ALBERTa(Method):
+    """A predictor plans the depth of every row after a short prefix."""
+
+    name = "alberta"
+    settings = ALBERTaSettings
+    options = ALBERTaOptions
+    space = Threshold("gamma", loosest=0.0, unit="need", each=False)
+    hf_equal = False
+
+    def modules(self, network: Network, options: ALBERTaOptions) -> nn.ModuleDict:
+        """The predictor, and an exit wherever a row may end."""
+        if not 0 <= options.prefix <= network.depth - 2:
+            fix = f"use 0 to {network.depth - 2} for this model: two layers at least must be left to choose from"
+            raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
+        exits: dict[str, nn.Module] = {
+            str(layer): SharedExitHead(network.last.apply, network.last.cost)
+            for layer in range(options.prefix, network.depth)
+        }
+        if options.head != "own" and not network.per_token:
+            hidden, outputs = network.encoder.hidden, network.task.outputs
+            later = [layer for layer in exits if int(layer) > options.prefix]
+            exits.update({layer: ExitHead(hidden, outputs, options.head) for layer in later})
+        return nn.ModuleDict({"exit_heads": nn.ModuleDict(exits), "exit_unit": StructurePredictor(network, options)})
+
+    def policy(self, network: Network, settings: ALBERTaSettings) -> Policy:
+        return ALBERTaPolicy(network, settings)
+
+    def stages(self, network: Network, options: ALBERTaOptions) -> list[Stage]:
+        """One: the task's loss through soft gates."""
+
+        def gate(layer: int, made: Trace) -> Tensor | None:
+            if layer <= options.prefix:
+                return None
+            if layer == options.prefix + 1:
+                needs = network.exit_unit(options.prefix, made.at(options.prefix))
+                made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
+            needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
+            # a layer that was cut is a copy, yet learns what running it would have done (straight through)
+            return torch.where(runs, needs, needs - needs.detach())[made.packed.row_of_token]
+
+        def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+            if options.head == "own" or net.per_token:
+                loss = exit_loss(net, net.depth, made.at(net.depth), batch)
+            else:
+                said = _ended(net, made, options.prefix)
+                loss = net.task.loss(said, batch.targets, batch.packed.lengths.to(net.device))
+            return loss + stage.weight * made.packed.rows["needs"].mean()
+
+        stage = Gated(
+            network, "gated", options.head_lr, objective=objective, soft=Soft(gate=gate), penalty=options.penalty
+        )
+        return [stage]

@@ -22,6 +22,8 @@ from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
+from offramp.core.policy import Policy
+from offramp.methods._base import DepthMethod
 from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool
 from offramp.nn.exit_policies import ThresholdPolicy, ThresholdSettings, WeightedOptions, build_exit_heads
@@ -31,14 +33,9 @@ from offramp.training.forward import Trace
 from offramp.training.objectives import Alternating, Objective, after, soft, weighted_exits
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="uncertainty")
-HF_EQUAL = True
-NEEDS = ("example_error",)
-Settings = ThresholdSettings
-
 
 @dataclass(frozen=True)
-class Options(WeightedOptions):
+class BERxiTOptions(WeightedOptions):
     """How exits are built and trained; by default every exit counts as much as the last one in its own steps."""
 
     weights: Literal["index", "uniform"] = "uniform"
@@ -58,13 +55,7 @@ class LearnedToExit(nn.Module):
         return said
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """An off-ramp per layer and the shared unit."""
-    unit = LearnedToExit(network.encoder.hidden, options.pool)
-    return nn.ModuleDict({"exit_heads": build_exit_heads(network, options), "exit_unit": unit})
-
-
-class Policy(ThresholdPolicy):
+class BERxiTPolicy(ThresholdPolicy):
     """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
 
     def wants_logits(self, layer: int) -> bool:
@@ -72,22 +63,6 @@ class Policy(ThresholdPolicy):
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         return s.exit_unit()
-
-
-def objective(options: Options) -> Objective:
-    """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
-
-    def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
-        exits = len(net.exit_heads) + 1
-        return exits * weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
-
-    return learn
-
-
-def stages(network: Network, options: Options) -> list[Stage]:
-    """Alternating training; the backbone alone before that if asked."""
-    made = Alternating(network, "alternating", options.head_lr, objective=objective(options), soft=soft(options))
-    return after(options, made)
 
 
 def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:
@@ -99,3 +74,34 @@ def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:
         states = made.at(layer)
         errors.append((net.exit_unit(layer, states.with_states(states.states.detach())) - wrong).square().mean())
     return torch.stack(errors).mean()
+
+
+class BERxiT(DepthMethod):
+    """Rows exit where a learned unit expects the exit to be right."""
+
+    name = "berxit"
+    options = BERxiTOptions
+    space = Threshold("threshold", loosest=0.0, unit="uncertainty")
+    needs = frozenset({"example_error"})
+
+    def modules(self, network: Network, options: BERxiTOptions) -> nn.ModuleDict:
+        """An off-ramp per layer and the shared unit."""
+        unit = LearnedToExit(network.encoder.hidden, options.pool)
+        return nn.ModuleDict({"exit_heads": build_exit_heads(network, options), "exit_unit": unit})
+
+    def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
+        return BERxiTPolicy(network, settings)
+
+    def objective(self, options: BERxiTOptions) -> Objective:
+        """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
+
+        def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
+            exits = len(net.exit_heads) + 1
+            return exits * weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
+
+        return learn
+
+    def stages(self, network: Network, options: BERxiTOptions) -> list[Stage]:
+        """Alternating training; the backbone alone before that if asked."""
+        stage = Alternating(network, "alternating", options.head_lr, objective=self.objective(options), soft=soft(options))
+        return after(options, stage)

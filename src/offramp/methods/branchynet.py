@@ -9,16 +9,19 @@ Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests
 
 from __future__ import annotations
 
-from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, WeightedOptions, exit_modules
+from offramp.core.policy import Policy
+from offramp.methods._base import DepthMethod
+from offramp.nn.exit_policies import EntropyPolicy, EntropySettings
+from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import joint, weighted
 
-SPACE = Threshold("threshold", loosest=0.0, unit="nats")
-HF_EQUAL = True
-NEEDS = ("distribution",)
-Settings = EntropySettings
-Options = WeightedOptions
-modules = exit_modules
-stages = joint
-objective = weighted
-Policy = EntropyPolicy
+
+class BranchyNet(DepthMethod):
+    """Rows exit where entropy is low; all exits are trained together."""
+
+    name = "branchynet"
+    settings = EntropySettings
+    space = Threshold("threshold", loosest=0.0, unit="nats")
+
+    def policy(self, network: Network, settings: EntropySettings) -> Policy:
+        return EntropyPolicy(network, settings)

@@ -10,25 +10,32 @@ Relations: BranchyNet with a frozen backbone, so the full model keeps its accura
 
 from __future__ import annotations
 
-from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, ExitOptions, exit_modules
+from offramp.core.policy import Policy
+from offramp.methods._base import DepthMethod
+from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, ExitOptions
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import ExitHeadStage, beside, sum_of_exit_losses
+from offramp.training.objectives import ExitHeadStage, Objective, beside, sum_of_exit_losses
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="nats")
-HF_EQUAL = True
-NEEDS = ("distribution",)
-Settings = EntropySettings
-Options = ExitOptions
-modules = exit_modules
-Policy = EntropyPolicy
-objective = beside(sum_of_exit_losses)
 
+class DeeBERT(DepthMethod):
+    """Rows exit where entropy is low; exits are trained on a frozen model."""
 
-def stages(network: Network, options: ExitOptions) -> list[Stage]:
-    """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
-    return [
-        Stage(network, "fine-tune", options.head_lr, shared=True),
-        ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),
-    ]
+    name = "deebert"
+    settings = EntropySettings
+    options = ExitOptions
+    space = Threshold("threshold", loosest=0.0, unit="nats")
+
+    def policy(self, network: Network, settings: EntropySettings) -> Policy:
+        return EntropyPolicy(network, settings)
+
+    def objective(self, options: ExitOptions) -> Objective:
+        return beside(sum_of_exit_losses)(options)
+
+    def stages(self, network: Network, options: ExitOptions) -> list[Stage]:
+        """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
+        return [
+            Stage(network, "fine-tune", options.head_lr, shared=True),
+            ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),
+        ]

@@ -24,12 +24,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from offramp.core import policy
 from offramp.core.cost import Event
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.decoding.exits import DecoderOptions, DecoderSettings, decoder_modules, decoder_policy
 from offramp.decoding.training import decoder_stages
 from offramp.errors import OfframpError
+from offramp.methods._base import Method
 from offramp.methods._shared.halting import (
     Halting,
     Oracle,
@@ -49,52 +50,20 @@ from offramp.nn.setting_space import Threshold
 from offramp.training.stage import Backward, Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
-SPACE = Threshold(
-    "threshold", loosest=0.0, unit="uncertainty", replay=False, grid=GRID, also=lambda net: _published(net)
-)
-HF_EQUAL = True
-NEEDS = ("example_error",)
-DECODES = True
-Settings = DecoderSettings
 
 
 @dataclass(frozen=True)
-class Options(DecoderOptions):
+class DepthAdaptiveOptions(DecoderOptions):
     """How exits and halting units are built and trained; fixed once trained."""
 
     level: Literal["auto", "row", "word"] = "auto"  # encoders; auto: words where each has an answer, else rows
     pool: Pool = "meanmax"  # encoders
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """An off-ramp after every layer, and the units of the form."""
-    if network.decoder is not None:
-        return decoder_modules(network, options)
-    task = network.task
-    if options.form == "sequence":
-        raise OfframpError("a depth read from the source", f"the task {task.name!r}", "it is for translation")
-    if options.form == "threshold" and "distribution" not in task.provides:
-        given = "answers without probabilities"
-        raise OfframpError(f"confidence on the task {task.name!r}", given, "say --set form=geometric or multinomial")
-    if options.level == "word" and "words" not in task.provides:
-        given = "one answer for a whole row"
-        raise OfframpError(f"a depth for every word on the task {task.name!r}", given, "say --set level=row")
-    by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
-    units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
-    return nn.ModuleDict(
-        {"exit_heads": build_exit_heads(network, ExitOptions(pool=options.pool, exit0=False)), "predictors": units}
-    )
-
-
-def Policy(network: Network, settings: Settings) -> policy.Policy:
-    """Of the decoder where there is one, else of the encoder."""
-    return EncoderPolicy(network, settings) if network.decoder is None else decoder_policy(network, settings)
-
-
-class EncoderPolicy(policy.Policy):
+class EncoderPolicy(Policy):
     """A row, or a word, stops at the first exit where there is little doubt that it should."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: DecoderSettings) -> None:
         if settings.thresholds or settings.depth or settings.beams:
             asked = "settings of depth_adaptive on an encoder"
             raise OfframpError(asked, "thresholds, depth or beams", "those are for translation; give a threshold")
@@ -162,7 +131,7 @@ class EncoderPolicy(policy.Policy):
 class Adaptive(Stage):
     """Exits learn, and (where `halting`) the units with them."""
 
-    options: Options = field(kw_only=True)
+    options: DepthAdaptiveOptions = field(kw_only=True)
     halting: bool = field(kw_only=True)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
@@ -200,11 +169,48 @@ def _units(network: Network) -> Halting:
     return network.added["predictors"]  # type: ignore[return-value]  # a ModuleDict
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """The exits, then the exits and the units that choose among them."""
-    if network.decoder is not None:
-        return decoder_stages(network, options)
-    lr, units = options.head_lr, options.form != "threshold"
-    first = [] if units and options.together else [Adaptive(network, "exits", lr, options=options, halting=False)]
-    second = [Adaptive(network, "exits and halting", lr, options=options, halting=True)] if units else []
-    return [*first, *second]
+class DepthAdaptive(Method):
+    """A halting unit decides the depth of rows, words or generated tokens."""
+
+    name = "depth_adaptive"
+    settings = DecoderSettings
+    options = DepthAdaptiveOptions
+    space = Threshold(
+        "threshold", loosest=0.0, unit="uncertainty", replay=False, grid=GRID, also=lambda net: _published(net)
+    )
+    needs = frozenset({"example_error"})
+    decodes = True
+
+    def modules(self, network: Network, options: DepthAdaptiveOptions) -> nn.ModuleDict:
+        """An off-ramp after every layer, and the units of the form."""
+        if network.decoder is not None:
+            return decoder_modules(network, options)
+        task = network.task
+        if options.form == "sequence":
+            raise OfframpError("a depth read from the source", f"the task {task.name!r}", "it is for translation")
+        if options.form == "threshold" and "distribution" not in task.provides:
+            given = "answers without probabilities"
+            raise OfframpError(
+                f"confidence on the task {task.name!r}", given, "say --set form=geometric or multinomial"
+            )
+        if options.level == "word" and "words" not in task.provides:
+            given = "one answer for a whole row"
+            raise OfframpError(f"a depth for every word on the task {task.name!r}", given, "say --set level=row")
+        by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
+        units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
+        return nn.ModuleDict(
+            {"exit_heads": build_exit_heads(network, ExitOptions(pool=options.pool, exit0=False)), "predictors": units}
+        )
+
+    def policy(self, network: Network, settings: DecoderSettings) -> Policy:
+        """Of the decoder where there is one, else of the encoder."""
+        return EncoderPolicy(network, settings) if network.decoder is None else decoder_policy(network, settings)
+
+    def stages(self, network: Network, options: DepthAdaptiveOptions) -> list[Stage]:
+        """The exits, then the exits and the units that choose among them."""
+        if network.decoder is not None:
+            return decoder_stages(network, options)
+        lr, units = options.head_lr, options.form != "threshold"
+        first = [] if units and options.together else [Adaptive(network, "exits", lr, options=options, halting=False)]
+        second = [Adaptive(network, "exits and halting", lr, options=options, halting=True)] if units else []
+        return [*first, *second]

@@ -20,23 +20,19 @@ from torch import Tensor, nn
 from offramp.core.attention import Plan, attend
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
+from offramp.core.policy import Policy
+from offramp.methods._base import DepthMethod
 from offramp.nn.exit_policies import ExitOptions, NormalisedEntropyPolicy, ThresholdSettings, built, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import ExitHeadStage, beside, distillation
+from offramp.training.objectives import ExitHeadStage, Objective, beside, distillation
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="normalised")
-HF_EQUAL = True
-NEEDS = ("distribution",)
-Settings = ThresholdSettings
-Policy = NormalisedEntropyPolicy
-objective = beside(distillation)
 WIDTH, HEADS = 128, 2
 
 
 @dataclass(frozen=True)
-class Options(ExitOptions):
+class FastBERTOptions(ExitOptions):
     """Which heads."""
 
     heads: Literal["attending", "light"] = "attending"
@@ -65,18 +61,30 @@ class AttendingExitHead(nn.Module):
         return logits
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """An off-ramp per layer."""
-    if options.heads == "light":
-        return exit_modules(network, options)
-    hidden, outputs = network.encoder.hidden, network.task.outputs
-    heavy = built(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
-    return nn.ModuleDict({"exit_heads": heavy})
+class FastBERT(DepthMethod):
+    """Rows exit where normalised entropy is low; exits are distilled from the model."""
 
+    name = "fastbert"
+    options = FastBERTOptions
+    space = Threshold("threshold", loosest=0.0, unit="normalised")
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """Two: fine-tune, then self-distillation."""
-    return [
-        Stage(network, "fine-tune", options.head_lr, shared=True),
-        ExitHeadStage(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
-    ]
+    def modules(self, network: Network, options: FastBERTOptions) -> nn.ModuleDict:
+        """An off-ramp per layer."""
+        if options.heads == "light":
+            return exit_modules(network, options)
+        hidden, outputs = network.encoder.hidden, network.task.outputs
+        heavy = built(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
+        return nn.ModuleDict({"exit_heads": heavy})
+
+    def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
+        return NormalisedEntropyPolicy(network, settings)
+
+    def objective(self, options: FastBERTOptions) -> Objective:
+        return beside(distillation)(options)
+
+    def stages(self, network: Network, options: FastBERTOptions) -> list[Stage]:
+        """Two: fine-tune, then self-distillation."""
+        return [
+            Stage(network, "fine-tune", options.head_lr, shared=True),
+            ExitHeadStage(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
+        ]

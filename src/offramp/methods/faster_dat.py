@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from offramp import engines
-from offramp.core import policy
 from offramp.core.loop import State, run
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import Method
 from offramp.methods._shared.guessed import Passes, count, estimate
 from offramp.methods._shared.masked import MaskedModel
 from offramp.methods._shared.plans import (
@@ -50,13 +51,9 @@ from offramp.nn.setting_space import Integer
 from offramp.nn.words import WordDepths, Words, depths_at, spread_out, words_of
 from offramp.training.stage import Backward, Stage
 
-SPACE = Integer("cap", loosest=0, replay=False, most=lambda network: _deepest(network) - 1)
-HF_EQUAL = False
-NEEDS: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
-class Settings:
+class FasterDATSettings:
     """`cap`: nobody goes deeper (0: as planned). `penalty`: another λ than trained with (−1), for reconstruction."""
 
     cap: int = 0
@@ -70,7 +67,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class FasterDATOptions:
     """How depths are estimated and the model is built; fixed once trained."""
 
     estimation: Literal["mi", "reconstruction"] = "mi"
@@ -105,32 +102,10 @@ class Options:
                 raise OfframpError("options of faster_dat", f"{name}={getattr(self, name)}", f"use {fix}")
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """The table, one head for all layers, and the masked model where depths are estimated by it."""
-    if network.task.outputs == 0:
-        given = "answers as wide as a vocabulary"
-        raise OfframpError(f"faster_dat for {network.task.name}", given, "use it for classification or tagging")
-    if options.layers > network.depth:
-        given = f"layers={options.layers}"
-        raise OfframpError("a largest depth", given, f"this model has {network.depth} layers; 0 takes all")
-    added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
-    apply, cost = network.last.apply, network.last.cost
-    if options.pool == "meanmax" and not network.per_token:
-        head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
-        added["final_head"], apply, cost = head, head.forward, head.cost
-    numbers = [str(layer) for layer in range(1, network.depth)]
-    added["exit_heads"] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
-    if options.estimation == "reconstruction":
-        added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
-        prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
-        added["predictors"] = nn.ModuleDict(prices)
-    return added
-
-
-class Policy(policy.Policy):
+class FasterDATPolicy(Policy):
     """Looks depths up, lets tokens past theirs idle, and ends a row with its deepest word."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: FasterDATSettings) -> None:
         self.table, self.masked = _table(network), _masked(network)
         self.cap = settings.cap or self.table.layers
         self.penalty = self.table.penalty if settings.penalty < 0.0 else settings.penalty
@@ -179,14 +154,14 @@ def _deepest(network: Network) -> int:
 
 
 @dataclass
-class _Given(Policy):
+class _Given(FasterDATPolicy):
     """Depths of the words of one batch, estimated before."""
 
     network: Network
     given: Tensor  # [words]
 
     def __post_init__(self) -> None:
-        super().__init__(self.network, Settings())
+        super().__init__(self.network, FasterDATSettings())
 
     def depths(self, words: Words, s: State) -> Tensor:
         return self.given.to(words.key.device)
@@ -196,7 +171,7 @@ class _Given(Policy):
 class Planned(Stage):
     """Fine-tuning by the rule of run time, through the loop, over depths planned beforehand."""
 
-    options: Options = field(kw_only=True)
+    options: FasterDATOptions = field(kw_only=True)
     own: tuple[Tensor, ...] = ()  # transductive: the depths of each training row's words
 
     def prepare(self, data: Data, folder: Path) -> None:
@@ -231,11 +206,11 @@ class Planned(Stage):
             return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
         return [(name, p) for name, p in every if id(p) in base or name.startswith("added.final_head.")]
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings())
+    def policy(self) -> Policy:
+        return FasterDATPolicy(self.network, FasterDATSettings())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        rule = Policy(self.network, Settings())
+        rule = FasterDATPolicy(self.network, FasterDATSettings())
         if self.own:
             rule = _Given(self.network, torch.cat([self.own[i] for i in batch.ids]))
         made = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
@@ -245,11 +220,44 @@ class Planned(Stage):
         return {"loss": loss.detach()}
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """Fine-tune over planned depths; before that, for reconstruction, teach the masked model."""
-    masked, first = _masked(network), list[Stage]()
-    if masked is not None:
-        masked.load(network.hf.name_or_path)
-        layers = _table(network).layers
-        first = [GuessWords(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
-    return [*first, Planned(network, "fine-tune planned depths", options.head_lr, options=options)]
+class FasterDAT(Method):
+    """The depth of every word is looked up before the model runs."""
+
+    name = "faster_dat"
+    settings = FasterDATSettings
+    options = FasterDATOptions
+    space = Integer("cap", loosest=0, replay=False, most=lambda network: _deepest(network) - 1)
+    hf_equal = False
+
+    def modules(self, network: Network, options: FasterDATOptions) -> nn.ModuleDict:
+        """The table, one head for all layers, and the masked model where depths are estimated by it."""
+        if network.task.outputs == 0:
+            given = "answers as wide as a vocabulary"
+            raise OfframpError(f"faster_dat for {network.task.name}", given, "use it for classification or tagging")
+        if options.layers > network.depth:
+            given = f"layers={options.layers}"
+            raise OfframpError("a largest depth", given, f"this model has {network.depth} layers; 0 takes all")
+        added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
+        apply, cost = network.last.apply, network.last.cost
+        if options.pool == "meanmax" and not network.per_token:
+            head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
+            added["final_head"], apply, cost = head, head.forward, head.cost
+        numbers = [str(layer) for layer in range(1, network.depth)]
+        added["exit_heads"] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
+        if options.estimation == "reconstruction":
+            added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
+            prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
+            added["predictors"] = nn.ModuleDict(prices)
+        return added
+
+    def policy(self, network: Network, settings: FasterDATSettings) -> Policy:
+        return FasterDATPolicy(network, settings)
+
+    def stages(self, network: Network, options: FasterDATOptions) -> list[Stage]:
+        """Fine-tune over planned depths; before that, for reconstruction, teach the masked model."""
+        masked, first = _masked(network), list[Stage]()
+        if masked is not None:
+            masked.load(network.hf.name_or_path)
+            layers = _table(network).layers
+            first = [GuessWords(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
+        return [*first, Planned(network, "fine-tune planned depths", options.head_lr, options=options)]

@@ -10,44 +10,39 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from offramp.core import policy
+from offramp.core.policy import Policy
 from offramp.decoding.training import plain_stages
+from offramp.methods._base import Method, NoSettings
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Fixed
 from offramp.training.stage import Stage
 
-SPACE = Fixed()
-HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
-DECODES = True
-
 
 @dataclass(frozen=True)
-class Settings:
-    """Nothing to turn."""
-
-
-@dataclass(frozen=True)
-class Options:
+class FullOptions:
     """How it is trained."""
 
     head_lr: float = 5e-4
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """Nothing is added."""
-    return nn.ModuleDict()
+class Full(Method):
+    """The plain model."""
 
+    name = "full"
+    settings = NoSettings
+    options = FullOptions
+    space = Fixed()
+    decodes = True
 
-class Policy(policy.Policy):
-    """Never says a word."""
+    def modules(self, network: Network, options: FullOptions) -> nn.ModuleDict:
+        """Nothing is added."""
+        return nn.ModuleDict()
 
-    def __init__(self, network: Network, settings: Settings) -> None:
-        super().__init__()
+    def policy(self, network: Network, settings: NoSettings) -> Policy:
+        return Policy()
 
-
-def stages(network: Network, options: Options) -> list[Stage]:
-    """One: fine-tune, or for a task that says sentences teach them word by word."""
-    if network.decoder is not None:
-        return plain_stages(network, options.head_lr)
-    return [Stage(network, head_lr=options.head_lr)]
+    def stages(self, network: Network, options: FullOptions) -> list[Stage]:
+        """One: fine-tune, or for a task that says sentences teach them word by word."""
+        if network.decoder is not None:
+            return plain_stages(network, options.head_lr)
+        return [Stage(network, head_lr=options.head_lr)]

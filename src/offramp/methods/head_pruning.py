@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from offramp.backbones import Narrowing
-from offramp.core import policy
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import Method, NoSettings
 from offramp.nn.batches import Data, batch
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Fixed
@@ -31,19 +32,11 @@ from offramp.training.forward import trace
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Stage
 
-SPACE = Fixed()
-HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
 FILE = "importance.safetensors"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Nothing to turn: what is left was chosen in training."""
-
-
-@dataclass(frozen=True)
-class Options:
+class HeadPruningOptions:
     """How much stays, and how it is chosen."""
 
     heads: float = 0.5  # share of the heads that stay
@@ -82,26 +75,6 @@ def distinct(network: Network) -> list[Narrowing]:
     return list(found.values())
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """The masks of what is left; everything, until it is pruned."""
-    return nn.ModuleDict({"kept": Kept(distinct(network))})
-
-
-def prepare(network: Network, options: Options) -> None:
-    """Layers compute only what is left."""
-    kept = network.added["kept"]
-    assert isinstance(kept, Kept)
-    for layer, heads, neurons in zip(distinct(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
-        layer.narrow(heads, neurons)
-
-
-class Policy(policy.Policy):
-    """Never says a word: the model itself is smaller."""
-
-    def __init__(self, network: Network, settings: Settings) -> None:
-        super().__init__()
-
-
 def importance(network: Network, data: Data, rows: int) -> tuple[Tensor, Tensor]:
     """Σ over rows of |∂loss/∂gate| for every head and every neuron of every distinct layer.
 
@@ -137,7 +110,7 @@ def chosen(scores: Tensor, share: float, per_layer: bool) -> Tensor:
 class Pruned(Stage):
     """Removes what matters least, then fine-tunes the rest."""
 
-    options: Options = field(kw_only=True)
+    options: HeadPruningOptions = field(kw_only=True)
 
     def prepare(self, data: Data, folder: Path) -> None:
         path, options = folder / FILE, self.options
@@ -151,7 +124,7 @@ class Pruned(Stage):
         kept.heads.copy_(chosen(scores["heads"], options.heads, options.per_layer))
         kept.neurons.copy_(chosen(scores["neurons"], options.neurons, options.per_layer))
         silence(self.network)
-        prepare(self.network, options)
+        narrow(self.network)
 
 
 def silence(network: Network) -> None:
@@ -165,9 +138,35 @@ def silence(network: Network) -> None:
             down.weight[:, ~neurons] = 0.0
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """Fine-tune, then prune and fine-tune again."""
-    return [
-        Stage(network, "fine-tune", options.head_lr, shared=True),
-        Pruned(network, "fine-tune pruned", options.head_lr, options=options),
-    ]
+def narrow(network: Network) -> None:
+    """Let layers compute only the heads and neurons that are kept."""
+    kept = network.added["kept"]
+    assert isinstance(kept, Kept)
+    for layer, heads, neurons in zip(distinct(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
+        layer.narrow(heads, neurons)
+
+
+class HeadPruning(Method):
+    """The least important attention heads are removed."""
+
+    name = "head_pruning"
+    settings = NoSettings
+    options = HeadPruningOptions
+    space = Fixed()
+
+    def modules(self, network: Network, options: HeadPruningOptions) -> nn.ModuleDict:
+        """The masks of what is left; everything, until it is pruned."""
+        return nn.ModuleDict({"kept": Kept(distinct(network))})
+
+    def policy(self, network: Network, settings: NoSettings) -> Policy:
+        return Policy()
+
+    def stages(self, network: Network, options: HeadPruningOptions) -> list[Stage]:
+        """Fine-tune, then prune and fine-tune again."""
+        return [
+            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Pruned(network, "fine-tune pruned", options.head_lr, options=options),
+        ]
+
+    def prepare(self, network: Network, options: HeadPruningOptions) -> None:
+        narrow(network)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offramp.core import policy
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import Method
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer
@@ -23,13 +24,9 @@ from offramp.training.forward import Soft, trace
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, Stage
 
-SPACE = Integer("layers", loosest=0, replay=False)
-HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
-class Settings:
+class LayerDropSettings:
     """How many layers are executed; 0 means all."""
 
     layers: int = 0
@@ -40,7 +37,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class LayerDropOptions:
     """How it is trained."""
 
     rate: float = 0.2
@@ -51,15 +48,10 @@ class Options:
             raise OfframpError("a share of layers to leave out", f"rate={self.rate}", "use 0 up to below 1, e.g. 0.2")
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """Nothing is added."""
-    return nn.ModuleDict()
-
-
-class Policy(policy.Policy):
+class LayerDropPolicy(Policy):
     """In a layer that is left out every token is idle."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: LayerDropSettings) -> None:
         if settings.layers > network.depth:
             given = f"layers={settings.layers}"
             raise OfframpError("a number of layers to keep", given, f"this model has {network.depth}")
@@ -92,6 +84,21 @@ class Dropping(Stage):
         return {"loss": loss.detach()}
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """One: fine-tune with dropping."""
-    return [Dropping(network, "fine-tune with layer drop", options.head_lr, rate=options.rate)]
+class LayerDrop(Method):
+    """Some layers, evenly spread, are executed for every row."""
+
+    name = "layerdrop"
+    settings = LayerDropSettings
+    options = LayerDropOptions
+    space = Integer("layers", loosest=0, replay=False)
+
+    def modules(self, network: Network, options: LayerDropOptions) -> nn.ModuleDict:
+        """Nothing is added."""
+        return nn.ModuleDict()
+
+    def policy(self, network: Network, settings: LayerDropSettings) -> Policy:
+        return LayerDropPolicy(network, settings)
+
+    def stages(self, network: Network, options: LayerDropOptions) -> list[Stage]:
+        """One: fine-tune with dropping."""
+        return [Dropping(network, "fine-tune with layer drop", options.head_lr, rate=options.rate)]

@@ -24,8 +24,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from offramp.core import policy
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import LengthPolicy, LengthSettings, Trained, cliffs, constant
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
@@ -37,15 +38,9 @@ from offramp.training.losses import exit_loss, last_exit
 from offramp.training.objectives import Objective
 from offramp.training.stage import Backward, Stage
 
-SPACE = Lengths("lengths")
-HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
-Settings = LengthSettings
-Policy = LengthPolicy
-
 
 @dataclass(frozen=True)
-class Options:
+class LengthAdaptiveOptions:
     """How it is trained."""
 
     drop: float = 0.2  # the most that a layer drops of what it got
@@ -65,24 +60,19 @@ class Options:
             raise OfframpError("how often a random length is a cliff", f"cliffs={self.cliffs}", "use 0 to 1, e.g. 0.5")
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """No weights: only the shortest lengths it is trained for."""
-    return nn.ModuleDict({"lengths": Trained(constant(network.depth, options.drop))})
-
-
 @dataclass
 class LengthDrop(Stage):
     """The sandwich rule: full, shortest and some in between, one update."""
 
-    options: Options = field(kw_only=True)
+    options: LengthAdaptiveOptions = field(kw_only=True)
     objective: Objective | None = None
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
-    def policy(self) -> policy.Policy:
+    def policy(self) -> Policy:
         """Epochs are compared in the middle of what is trained."""
-        return Policy(self.network, Settings(constant(self.network.depth, self.options.drop / 2)))
+        return LengthPolicy(self.network, LengthSettings(constant(self.network.depth, self.options.drop / 2)))
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         share, net = 1.0 / (self.options.sandwiches + 2), self.network
@@ -103,7 +93,7 @@ class LengthDrop(Stage):
     def _short(self, batch: Batch, taught: Tensor | None, smallest: bool) -> Tensor:
         net, out = self.network, self._skipped()
         lengths = self._lengths(out, smallest)
-        made = tape(net, batch.packed, Policy(net, Settings(lengths)), out)
+        made = tape(net, batch.packed, LengthPolicy(net, LengthSettings(lengths)), out)
         loss = self._distil(made, taught, batch)
         return loss if self.objective is None else loss + self.objective(net, made, batch)
 
@@ -137,9 +127,26 @@ class LengthDrop(Stage):
         return [lengths for lengths in known if lengths.count(1.0) + 1 not in out]
 
 
-def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
-    """Two: fine-tune (which `--init` replaces), then length drop, by an exit method's objective if there is one."""
-    return [
-        Stage(network, "fine-tune", options.head_lr, shared=True),
-        LengthDrop(network, "length drop", options.head_lr, options=options, objective=objective),
-    ]
+class LengthAdaptive(LengthMethod):
+    """Each layer keeps a chosen share of tokens, those that received the most attention."""
+
+    name = "length_adaptive"
+    settings = LengthSettings
+    options = LengthAdaptiveOptions
+    space = Lengths("lengths")
+
+    def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:
+        """No weights: only the shortest lengths it is trained for."""
+        return nn.ModuleDict({"lengths": Trained(constant(network.depth, options.drop))})
+
+    def policy(self, network: Network, settings: LengthSettings) -> Policy:
+        return LengthPolicy(network, settings)
+
+    def stages(
+        self, network: Network, options: LengthAdaptiveOptions, objective: Objective | None = None
+    ) -> list[Stage]:
+        """Two: fine-tune (which `--init` replaces), then length drop, by an exit method's objective if there is one."""
+        return [
+            Stage(network, "fine-tune", options.head_lr, shared=True),
+            LengthDrop(network, "length drop", options.head_lr, options=options, objective=objective),
+        ]

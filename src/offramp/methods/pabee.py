@@ -15,27 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offramp.core import policy
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import note
 from offramp.nn.confidence import agree
-from offramp.nn.exit_policies import WeightedOptions, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer
-from offramp.training.objectives import joint, weighted
-
-SPACE = Integer("patience", loosest=0)
-HF_EQUAL = True
-NEEDS: tuple[str, ...] = ()
-Options = WeightedOptions
-modules = exit_modules
-stages = joint
-objective = weighted
 
 
 @dataclass(frozen=True)
-class Settings:
+class PABEESettings:
     """How many times in a row neighbouring exits must agree; 0 never leaves early."""
 
     patience: int = 0
@@ -47,10 +38,10 @@ class Settings:
             raise OfframpError("a patience and a tolerance", given, "use patience 1, 2, … and a tolerance above 0")
 
 
-class Policy(policy.Policy):
+class PABEEPolicy(Policy):
     """What the last exit said and how often it agreed travel with the row."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: PABEESettings) -> None:
         self.task, self.exits, self.settings = network.task, frozenset(network.exit_heads), settings
 
     def wants_leave(self, layer: int) -> bool:
@@ -78,3 +69,15 @@ class Policy(policy.Policy):
     def why(self, layer: int, s: State) -> str:
         streak = s.packed.rows.get("streak")
         return "" if streak is None else f"agreed {int(streak[0])} of {self.settings.patience} times"
+
+
+class PABEE(DepthMethod):
+    """Rows exit where consecutive exits agree."""
+
+    name = "pabee"
+    settings = PABEESettings
+    space = Integer("patience", loosest=0)
+    needs = frozenset()
+
+    def policy(self, network: Network, settings: PABEESettings) -> Policy:
+        return PABEEPolicy(network, settings)

@@ -20,10 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from offramp.core import policy
 from offramp.core.attention import Scores
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import best, check_depth, ranks
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
@@ -33,13 +34,9 @@ from offramp.training.losses import last_exit
 from offramp.training.objectives import Dropping, Objective
 from offramp.training.stage import Backward, Groups, Stage
 
-SPACE = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
-HF_EQUAL = False
-NEEDS = ("one answer a row",)
-
 
 @dataclass(frozen=True)
-class Settings:
+class PoWERBERTSettings:
     """Every layer keeps this share of what it was trained to keep."""
 
     scale: float = 1.0
@@ -51,7 +48,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class PoWERBERTOptions:
     """How counts are found: the larger the penalty, the fewer tokens stay."""
 
     penalty: float = 1e-3
@@ -91,27 +88,16 @@ class Retention(nn.Module):
         self.counts.copy_(sums.cummin(0).values)
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """Rank weights and counts."""
-    check_depth("counts", options.counts, network.depth, "leave counts out: training finds them")
-    return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
-
-
 def _retention(network: Network) -> Retention:
     found = network.added["retention"]
     assert isinstance(found, Retention)
     return found
 
 
-def about(network: Network) -> dict[str, list[int]]:
-    """How many tokens each layer keeps."""
-    return {"counts": _retention(network).counts.tolist()}
-
-
-class Policy(policy.Policy):
+class PoWERBERTPolicy(Policy):
     """The first token and the most significant others go on."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: PoWERBERTSettings) -> None:
         kept = _retention(network)
         self.scale, self.counts = settings.scale, [kept.weights.shape[1], *kept.counts.tolist()]
 
@@ -134,7 +120,7 @@ class Policy(policy.Policy):
 class Search(Stage):
     """Ranks are weighed, and weights cost."""
 
-    options: Options = field(kw_only=True)
+    options: PoWERBERTOptions = field(kw_only=True)
     objective: Objective = last_exit
     longest: int | None = None  # tokens of the longest training row
 
@@ -164,10 +150,10 @@ class Search(Stage):
         backward(loss)
         return {"loss": fit.detach()}
 
-    def policy(self) -> policy.Policy:
+    def policy(self) -> Policy:
         """As the model would run if the search ended here."""
         _retention(self.network).settle()
-        return Policy(self.network, Settings())
+        return PoWERBERTPolicy(self.network, PoWERBERTSettings())
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         """The last epoch: counts are what all the penalties led to."""
@@ -185,16 +171,38 @@ class Retrain(Dropping):
 
     resting = ("added.retention.",)
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings())
+    def policy(self) -> Policy:
+        return PoWERBERTPolicy(self.network, PoWERBERTSettings())
 
 
-def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
-    """Three: fine-tune (which `--init` replaces), search (unless counts are given), re-train."""
-    learn, rate = objective or last_exit, options.head_lr
-    search = [Search(network, "search", rate, options=options, objective=learn)] if not options.counts else []
-    return [
-        Stage(network, "fine-tune", rate, shared=True),
-        *search,
-        Retrain(network, "re-train", rate, objective=learn),
-    ]
+class PoWERBERT(LengthMethod):
+    """Each layer keeps a learned number of tokens."""
+
+    name = "power_bert"
+    settings = PoWERBERTSettings
+    options = PoWERBERTOptions
+    space = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
+    needs = frozenset({"one answer a row"})
+    hf_equal = False
+
+    def modules(self, network: Network, options: PoWERBERTOptions) -> nn.ModuleDict:
+        """Rank weights and counts."""
+        check_depth("counts", options.counts, network.depth, "leave counts out: training finds them")
+        return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
+
+    def policy(self, network: Network, settings: PoWERBERTSettings) -> Policy:
+        return PoWERBERTPolicy(network, settings)
+
+    def stages(self, network: Network, options: PoWERBERTOptions, objective: Objective | None = None) -> list[Stage]:
+        """Three: fine-tune (which `--init` replaces), search (unless counts are given), re-train."""
+        learn, rate = objective or last_exit, options.head_lr
+        search = [Search(network, "search", rate, options=options, objective=learn)] if not options.counts else []
+        return [
+            Stage(network, "fine-tune", rate, shared=True),
+            *search,
+            Retrain(network, "re-train", rate, objective=learn),
+        ]
+
+    def about(self, network: Network) -> dict[str, list[int]]:
+        """How many tokens each layer keeps."""
+        return {"counts": _retention(network).counts.tolist()}

@@ -17,9 +17,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import DepthMethod
 from offramp.nn.batches import Batch
-from offramp.nn.exit_policies import JointOptions, LeastConfidencePolicy, ThresholdSettings, exit_modules
+from offramp.nn.exit_policies import JointOptions, LeastConfidencePolicy, ThresholdSettings
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.forward import Trace
@@ -27,16 +29,9 @@ from offramp.training.losses import exit_losses
 from offramp.training.objectives import Joint, Objective, after, soft
 from offramp.training.stage import Stage
 
-SPACE = Threshold("threshold", loosest=0.0, unit="1 - confidence")
-HF_EQUAL = True
-NEEDS = ("distribution",)
-Options = JointOptions
-modules = exit_modules
-Policy = LeastConfidencePolicy
-
 
 @dataclass(frozen=True)
-class Settings(ThresholdSettings):
+class ShallowDeepSettings(ThresholdSettings):
     """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` says the same the other way."""
 
     confidence: float = 0.0  # if above 0, replaces threshold by 1 − confidence
@@ -72,14 +67,28 @@ def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
     return losses @ torch.cat((weight, torch.ones(1))).to(losses)
 
 
-def objective(options: JointOptions) -> Objective:
-    """In a pair the model has found its feet already: weights are fully grown."""
-    return partial(grown, 1.0)
+class ShallowDeep(DepthMethod):
+    """Rows exit where the best answer is likely; exit weights grow during training."""
 
+    name = "shallow_deep"
+    settings = ShallowDeepSettings
+    options = JointOptions
+    space = Threshold("threshold", loosest=0.0, unit="1 - confidence")
 
-def stages(network: Network, options: JointOptions) -> list[Stage]:
-    """Joint training with growing weights; the backbone alone before that if asked."""
-    stage = Scheduled(
-        network, "joint", options.head_lr, objective=lambda *given: grown(stage.progress, *given), soft=soft(options)
-    )
-    return after(options, stage)
+    def policy(self, network: Network, settings: ShallowDeepSettings) -> Policy:
+        return LeastConfidencePolicy(network, settings)
+
+    def objective(self, options: JointOptions) -> Objective:
+        """In a pair the model has found its feet already: weights are fully grown."""
+        return partial(grown, 1.0)
+
+    def stages(self, network: Network, options: JointOptions) -> list[Stage]:
+        """Joint training with growing weights; the backbone alone before that if asked."""
+        stage = Scheduled(
+            network,
+            "joint",
+            options.head_lr,
+            objective=lambda *given: grown(stage.progress, *given),
+            soft=soft(options),
+        )
+        return after(options, stage)

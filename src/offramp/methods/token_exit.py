@@ -15,28 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offramp.core import policy
 from offramp.core.loop import State
 from offramp.core.packed import Packed
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import live
 from offramp.nn.confidence import token_uncertainty, whole_words
-from offramp.nn.exit_policies import WeightedOptions, exit_modules
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import joint, weighted
-
-SPACE = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
-HF_EQUAL = True
-NEEDS = ("words",)
-Options = WeightedOptions
-modules = exit_modules
-stages = joint
-objective = weighted
 
 
 @dataclass(frozen=True)
-class Settings:
+class TokenExitSettings:
     """A word halts when the normalised entropy of all words within `window` (itself in the middle) is below this."""
 
     threshold: float = 0.0
@@ -49,10 +40,10 @@ class Settings:
             raise OfframpError(asked, given, "use e.g. threshold=0.1, window=5")
 
 
-class Policy(policy.Policy):
+class TokenExitPolicy(Policy):
     """Halts words, and lets a row go when none of its words is left."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: TokenExitSettings) -> None:
         self.exits, self.settings = frozenset(network.exit_heads), settings
 
     def wants_leave(self, layer: int) -> bool:
@@ -88,3 +79,15 @@ def _widest(uncertainty: Tensor, row: Tensor, window: int) -> Tensor:
             most = most.clone()
             most[here] = torch.maximum(most[here], near)
     return most
+
+
+class TokenExit(DepthMethod):
+    """Words of a tagger halt where their neighbourhood is certain."""
+
+    name = "token_exit"
+    settings = TokenExitSettings
+    space = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
+    needs = frozenset({"words"})
+
+    def policy(self, network: Network, settings: TokenExitSettings) -> Policy:
+        return TokenExitPolicy(network, settings)

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from offramp import engines
-from offramp.core import policy
 from offramp.core.loop import State, run
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import LengthMethod
 from offramp.methods._shared.rollout import Rollout, hard, points, tiled
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data
@@ -44,13 +45,10 @@ from offramp.training.stage import Backward, Groups, Stage, fastest
 
 TEMPERATURE = 20.0  # of run-time probabilities; at 0.5 it changes nothing
 GRID = (0.9, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02)
-SPACE = Threshold("threshold", loosest=0.0, unit="probability of staying, tempered", replay=False, grid=GRID)
-HF_EQUAL = True
-NEEDS = ("example_error",)  # answers of its own, not a vocabulary
 
 
 @dataclass(frozen=True)
-class Settings:
+class TRBERTSettings:
     """Tokens stay whose tempered probability is at least this; 0 lets everybody stay, 0.5 is as trained."""
 
     threshold: float = 0.0
@@ -62,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class TRBERTOptions:
     """How it is trained."""
 
     alpha: float = 1.0  # what keeping all tokens costs, in units of the loss, while only selectors learn
@@ -85,16 +83,10 @@ class Options:
             raise OfframpError("a loss and a learning rate", given, "use e.g. slack=0.01, select_lr=0.002")
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """Two selectors."""
-    chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
-    return nn.ModuleDict({"predictors": nn.ModuleDict(chosen)})
-
-
-class Policy(policy.Policy):
+class TRBERTPolicy(Policy):
     """Drops tokens that are unlikely to be needed, before two layers."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: TRBERTSettings) -> None:
         self.network, self.threshold = network, settings.threshold
         self.points = frozenset(points(network.depth)) if settings.threshold > 0.0 else frozenset()
 
@@ -127,7 +119,7 @@ def worth(network: Network, some: Batch) -> Tensor:
 class Reinforced(Stage):
     """Only selectors learn, from the rewards of random choices; the model is frozen."""
 
-    options: Options = field(kw_only=True)
+    options: TRBERTOptions = field(kw_only=True)
     guides: saliency.Table | None = None
     guided: bool = True
 
@@ -146,8 +138,8 @@ class Reinforced(Stage):
     def reached(self, share: float) -> None:
         self.guided = share < self.options.guide
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings(threshold=0.5))
+    def policy(self) -> Policy:
+        return TRBERTPolicy(self.network, TRBERTSettings(threshold=0.5))
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         return len(history) - 1  # the metric alone would choose whoever keeps most
@@ -170,7 +162,7 @@ class Reinforced(Stage):
 class Everything(Stage):
     """Model and selectors together: random choices again, their answers drawn towards the fine-tuned model's."""
 
-    options: Options = field(kw_only=True)
+    options: TRBERTOptions = field(kw_only=True)
     objective: Objective | None = None
     taught: Teacher | None = None
 
@@ -182,8 +174,8 @@ class Everything(Stage):
     def prepare(self, data: Data, folder: Path) -> None:
         self.taught = teacher(self.network, data, folder)
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings(threshold=0.5))
+    def policy(self) -> Policy:
+        return TRBERTPolicy(self.network, TRBERTSettings(threshold=0.5))
 
     def select(self, history: Sequence[dict[str, float]]) -> int:
         return fastest(self.network, history, self.reference, self.options.slack)
@@ -207,10 +199,27 @@ class Everything(Stage):
         return {"loss": loss.detach(), "kept": rolled.kept(many).mean()}
 
 
-def stages(network: Network, options: Options, objective: Objective | None = None) -> list[Stage]:
-    """Fine-tune; selectors by reinforcement; everything together. A depth method's `objective` enters the last."""
-    return [
-        Stage(network, "fine-tune", options.head_lr, shared=True),
-        Reinforced(network, "reinforce", options.select_lr, options=options),
-        Everything(network, "distil and reinforce", options.head_lr, options=options, objective=objective),
-    ]
+class TRBERT(LengthMethod):
+    """Two selectors, trained by reinforcement, decide which tokens go on."""
+
+    name = "tr_bert"
+    settings = TRBERTSettings
+    options = TRBERTOptions
+    space = Threshold("threshold", loosest=0.0, unit="probability of staying, tempered", replay=False, grid=GRID)
+    needs = frozenset({"example_error"})  # answers of its own, not a vocabulary
+
+    def modules(self, network: Network, options: TRBERTOptions) -> nn.ModuleDict:
+        """Two selectors."""
+        chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
+        return nn.ModuleDict({"predictors": nn.ModuleDict(chosen)})
+
+    def policy(self, network: Network, settings: TRBERTSettings) -> Policy:
+        return TRBERTPolicy(network, settings)
+
+    def stages(self, network: Network, options: TRBERTOptions, objective: Objective | None = None) -> list[Stage]:
+        """Fine-tune; selectors by reinforcement; everything together. A depth method's `objective` enters the last."""
+        return [
+            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Reinforced(network, "reinforce", options.select_lr, options=options),
+            Everything(network, "distil and reinforce", options.head_lr, options=options, objective=objective),
+        ]

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from offramp.core import policy
 from offramp.core.loop import State
+from offramp.core.policy import Policy
 from offramp.errors import OfframpError
+from offramp.methods._base import Method, NoSettings
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_heads import SharedExitHead
 from offramp.nn.network import Network
@@ -26,18 +27,9 @@ from offramp.training.forward import Soft, trace
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, Stage
 
-SPACE = Fixed()
-HF_EQUAL = False
-NEEDS: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
-class Settings:
-    """Nothing to turn: the depth was chosen in training."""
-
-
-@dataclass(frozen=True)
-class Options:
+class TruncateOptions:
     """How many layers to keep."""
 
     k: int = 3
@@ -45,23 +37,10 @@ class Options:
     head_lr: float = 5e-4
 
 
-def modules(network: Network, options: Options) -> nn.ModuleDict:
-    """The model's own head, moved to layer k."""
-    if options.distil and network.task.outputs == 0:
-        asked = f"a distilled truncation for {network.task.name}"
-        raise OfframpError(asked, "answers as wide as a vocabulary", "leave distil out")
-    if not 1 <= options.k < network.depth:
-        fix = f"use 1 to {network.depth - 1} for this model"
-        raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
-    return nn.ModuleDict(
-        {"exit_heads": nn.ModuleDict({str(options.k): SharedExitHead(network.last.apply, network.last.cost)})}
-    )
-
-
-class Policy(policy.Policy):
+class TruncatePolicy(Policy):
     """Everybody leaves at the last layer there is."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: NoSettings) -> None:
         self.last = max(network.exit_heads)
 
     def wants_leave(self, layer: int) -> bool:
@@ -88,8 +67,8 @@ class Short(Stage):
         gone = {id(p) for layer in layers[self.k :] for p in layer.parameters()} - kept
         return [(name, p) for name, p in super().trainable() if id(p) not in gone]
 
-    def policy(self) -> policy.Policy:
-        return Policy(self.network, Settings())
+    def policy(self) -> Policy:
+        return TruncatePolicy(self.network, NoSettings())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: layer > self.k))
@@ -102,7 +81,31 @@ class Short(Stage):
         return {"loss": loss.detach()}
 
 
-def stages(network: Network, options: Options) -> list[Stage]:
-    """Fine-tune the short model; before that the full one, if it is to teach."""
-    first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.distil else []
-    return [*first, Short(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]
+class Truncate(Method):
+    """Only the first layers are executed."""
+
+    name = "truncate"
+    settings = NoSettings
+    options = TruncateOptions
+    space = Fixed()
+    hf_equal = False
+
+    def modules(self, network: Network, options: TruncateOptions) -> nn.ModuleDict:
+        """The model's own head, moved to layer k."""
+        if options.distil and network.task.outputs == 0:
+            asked = f"a distilled truncation for {network.task.name}"
+            raise OfframpError(asked, "answers as wide as a vocabulary", "leave distil out")
+        if not 1 <= options.k < network.depth:
+            fix = f"use 1 to {network.depth - 1} for this model"
+            raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
+        return nn.ModuleDict(
+            {"exit_heads": nn.ModuleDict({str(options.k): SharedExitHead(network.last.apply, network.last.cost)})}
+        )
+
+    def policy(self, network: Network, settings: NoSettings) -> Policy:
+        return TruncatePolicy(network, settings)
+
+    def stages(self, network: Network, options: TruncateOptions) -> list[Stage]:
+        """Fine-tune the short model; before that the full one, if it is to teach."""
+        first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.distil else []
+        return [*first, Short(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]
