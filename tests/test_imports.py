@@ -55,7 +55,7 @@ def complaint(file: str, name: list[str]) -> str:
         return f"{target} is no room of the house; import from the room where the thing lives"
     if target == room == "methods" and file != "methods/__init__.py":
         own = file.split("/")[1].removesuffix(".py")
-        if len(name) > 2 and name[2] not in ("_shared", own):
+        if len(name) > 2 and name[2] != own and not name[2].startswith("_"):
             return "a method never imports another method; move what they share to methods/_shared/"
     if ROOMS.index(target) > ROOMS.index(room):
         return f"{room} comes before {target} in: {' '.join(ROOMS)}. Move the code, or pass the thing in"

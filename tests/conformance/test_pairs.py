@@ -15,7 +15,7 @@ from offramp.calibration.subject import CalibrationContext, candidate_settings
 from offramp.core import cost
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
-from offramp.methods import Method
+from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data, batch
 from offramp.nn.network import Network
 from tests.conformance.test_methods import LENGTHS, _reached, answer, by_row, made, options_of
@@ -32,12 +32,12 @@ cases = pytest.mark.parametrize(("name", "backbone", "task"), CASES, ids=["-".jo
 
 def some_settings(method: Method, net: Network, data: Data) -> list[Any]:
     """Tight lengths and exits that really fire under them, then all tokens with the same kind of exits."""
-    pair, found = method.pair, []
-    assert pair is not None
+    pair, found = method, []
+    assert isinstance(pair, PairMethod)
     for one in (candidate_settings(net, pair.length, record_exits(net, data))[0], {}):
         under = CalibrationContext(net, method, data).exits_at_lengths(one)
         tried = candidate_settings(net, pair.depth, under.record())
-        found += [pair.settings.join(one, two) for two in tried[:: -max(1, len(tried) // 4)]]
+        found += [pair.merged_settings.join(one, two) for two in tried[:: -max(1, len(tried) // 4)]]
     return [methods.configure(method.settings, settings, method.name) for settings in found]
 
 
@@ -61,8 +61,8 @@ def test_a_batch_never_changes_an_answer(name: str, backbone: str, task: str) ->
 def test_exits_replay_under_dropped_tokens(name: str, backbone: str, task: str) -> None:
     """One recording of a length setting tells what exits would do under it, to the last operation."""
     method, net, data = made(name, backbone, task)
-    pair = method.pair
-    assert pair is not None
+    pair = method
+    assert isinstance(pair, PairMethod)
     under = CalibrationContext(net, method, data).exits_at_lengths(
         candidate_settings(net, pair.length, record_exits(net, data))[0]
     )

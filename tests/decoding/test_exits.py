@@ -17,7 +17,7 @@ from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import Lesson, prices, rules, side_by_side, speaker
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
-from offramp.methods.depth_adaptive import Options, Settings
+from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.training.forward import trace
@@ -31,7 +31,8 @@ LENGTHS = [9, 3, 14, 5]
 def made(form: str, **options: Any) -> Network:
     method = methods.get("depth_adaptive")
     torch.manual_seed(1)
-    net = build_network(tiny.speaker("marian"), tasks.get("translation")(), method, Options(form=form, **options))
+    chosen = DepthAdaptiveOptions(form=form, **options)
+    net = build_network(tiny.speaker("marian"), tasks.get("translation")(), method, chosen)
     with torch.no_grad():
         for parameter in net.added.parameters():
             parameter.mul_(4.0)  # so that words differ in what is said of them
@@ -60,7 +61,7 @@ def test_doubts_by_hand() -> None:
 def test_words_leave_where_their_doubt_says(form: str) -> None:
     """The doubt of what was said, had all words gone all the way, is what the first word of a sentence left by."""
     net, ids = made(form), tiny.rows(LENGTHS)
-    said, _ = say(net, decoder_policy(net, Settings()), ids)
+    said, _ = say(net, decoder_policy(net, DecoderSettings()), ids)
     targets = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.pieces) for one in said], True, -100)
     with torch.inference_mode():
         lesson = Lesson(net, Batch(pack(ids), targets, [0, 1, 2, 3]))
@@ -69,7 +70,7 @@ def test_words_leave_where_their_doubt_says(form: str) -> None:
     assert uncertainty.shape == (net.depth - 1, sum(len(one.pieces) for one in said))
     begins = (taught.lengths.cumsum(0) - taught.lengths).tolist()
     limit = float(uncertainty[:, begins].median())
-    early, _ = say(net, decoder_policy(net, Settings(threshold=limit)), ids)
+    early, _ = say(net, decoder_policy(net, DecoderSettings(threshold=limit)), ids)
     assert [one.exits[0] for one in early] == first_below(uncertainty[:, begins], torch.full((3,), limit)).tolist()
     assert len({block for one in early for block in one.exits}) > 1
 
@@ -78,11 +79,11 @@ def test_words_leave_where_their_doubt_says(form: str) -> None:
 def test_a_batch_changes_nothing_and_the_loosest_setting_is_the_full_model(form: str) -> None:
     net, ids = made(form), tiny.rows(LENGTHS)
     full, decoding = say(net, Policy(), ids)
-    assert say(net, decoder_policy(net, Settings()), ids)[0] == full
+    assert say(net, decoder_policy(net, DecoderSettings()), ids)[0] == full
     assert not decoding.account.asked.any() and not decoding.account.scored.any()
     means = []
     for threshold in (1e-3, 0.02, 0.3, 1.0):
-        policy = decoder_policy(net, Settings(threshold=threshold))
+        policy = decoder_policy(net, DecoderSettings(threshold=threshold))
         together, _ = say(net, policy, ids)
         assert [say(net, policy, [row])[0][0] for row in ids] == together
         means.append(sum(sum(one.exits) / len(one.exits) for one in together))
@@ -92,7 +93,7 @@ def test_a_batch_changes_nothing_and_the_loosest_setting_is_the_full_model(form:
 @pytest.mark.parametrize("form", ["sequence", "multinomial"])
 def test_the_published_rule_takes_the_likeliest_depth(form: str) -> None:
     net, ids = made(form), tiny.rows(LENGTHS)
-    said, decoding = say(net, decoder_policy(net, Settings(argmax=True)), ids)
+    said, decoding = say(net, decoder_policy(net, DecoderSettings(argmax=True)), ids)
     assert decoding.account.planned is (form == "sequence")
     if form == "sequence":
         packed = pack(ids)
@@ -107,16 +108,16 @@ def test_the_published_rule_takes_the_likeliest_depth(form: str) -> None:
 
 def test_exits_with_vocabularies_of_their_own() -> None:
     net, ids = made("geometric", tied=False), tiny.rows(LENGTHS)
-    said, _ = say(net, decoder_policy(net, Settings(threshold=0.6)), ids)
-    assert [say(net, decoder_policy(net, Settings(threshold=0.6)), [row])[0][0] for row in ids] == said
-    first, _ = say(net, decoder_policy(net, Settings(depth=1)), ids)
-    tied, _ = say(made("geometric"), decoder_policy(net, Settings(depth=1)), ids)
+    said, _ = say(net, decoder_policy(net, DecoderSettings(threshold=0.6)), ids)
+    assert [say(net, decoder_policy(net, DecoderSettings(threshold=0.6)), [row])[0][0] for row in ids] == said
+    first, _ = say(net, decoder_policy(net, DecoderSettings(depth=1)), ids)
+    tied, _ = say(made("geometric"), decoder_policy(net, DecoderSettings(depth=1)), ids)
     assert [one.pieces for one in first] != [one.pieces for one in tied]
 
 
 def test_one_threshold_a_block_and_closed_blocks_are_not_asked() -> None:
     net, ids = made("geometric"), tiny.rows(LENGTHS)
-    said, decoding = say(net, decoder_policy(net, Settings(thresholds=(0.0, 1.0, 0.0))), ids)
+    said, decoding = say(net, decoder_policy(net, DecoderSettings(thresholds=(0.0, 1.0, 0.0))), ids)
     assert {block for one in said for block in one.exits} == {2}
     assert decoding.account.asked.tolist() == [False, True, False, False]
 
@@ -134,7 +135,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_settings(what: str) -> None:
     given, message = BAD[what]
     with pytest.raises(OfframpError, match=message):
-        decoder_policy(made("geometric"), Settings(**given))
+        decoder_policy(made("geometric"), DecoderSettings(**given))
 
 
 def test_methods_that_cannot_decode_say_which_can() -> None:

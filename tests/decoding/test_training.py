@@ -14,7 +14,7 @@ from offramp.data.tokenization import Encoded
 from offramp.decoding.teacher_forcing import Lesson, decoder_of, exits
 from offramp.decoding.training import Deciding, Mixed, Speaking, decoder_stages, marks
 from offramp.inference.run_folder import build_network
-from offramp.methods.depth_adaptive import Options
+from offramp.methods.depth_adaptive import DepthAdaptiveOptions
 from offramp.nn.batches import Batch, Data, grouped
 from offramp.nn.exit_oracles import correctness_oracle, geometric_loss
 from offramp.nn.network import Network
@@ -23,8 +23,8 @@ from tests import tiny
 LENGTHS, TARGETS = [9, 3, 14, 5], [4, 6, 2, 5]
 
 
-def made(form: str = "geometric", kind: str = "marian", **options: Any) -> tuple[Network, Options]:
-    given = Options(form=form, **options)  # type: ignore[arg-type]  # a word from a list
+def made(form: str = "geometric", kind: str = "marian", **options: Any) -> tuple[Network, DepthAdaptiveOptions]:
+    given = DepthAdaptiveOptions(form=form, **options)  # type: ignore[arg-type]  # a word from a list
     torch.manual_seed(1)
     net = build_network(tiny.speaker(kind), tasks.get("translation")(), methods.get("depth_adaptive"), given)
     net.eval()
@@ -61,7 +61,7 @@ def test_aligned_is_the_weighted_mean_over_exits() -> None:
     alone = [loss_of(Speaking(net, weights=tuple(float(n == i) for n in range(4)), smoothing=0.0), some())
              for i in range(4)]  # fmt: skip
     assert loss_of(Speaking(net, weights=(0.25,) * 4, smoothing=0.0), some()) == pytest.approx(sum(alone) / 4)
-    uniform, index = (decoder_stages(net, Options(weights=rule))[0] for rule in ("uniform", "index"))
+    uniform, index = (decoder_stages(net, DepthAdaptiveOptions(weights=rule))[0] for rule in ("uniform", "index"))
     assert isinstance(uniform, Speaking) and uniform.weights == (0.25,) * 4 and uniform.shared
     assert isinstance(index, Speaking) and index.weights == (0.1, 0.2, 0.3, 0.4)
 

@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import adapler
 from offramp.methods._shared.soft_token_mask import Fading, fade
-from offramp.methods.adapler import Options, Policy, Settings
+from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network
@@ -33,12 +33,12 @@ GIVEN = {
 }
 
 
-def build(task: str = "classification", options: Options | None = None, **config: Any) -> tuple[Network, Data]:
+def build(task: str = "classification", options: AdapLeROptions | None = None, **config: Any) -> tuple[Network, Data]:
     """A tiny network whose predictors really prefer some tokens, and rows."""
     spec = tasks.get(task).from_rows(GIVEN[task], "rows")
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, **config)
     torch.manual_seed(1)
-    net = build_network(hf, spec, methods.get("adapler"), options or Options())
+    net = build_network(hf, spec, methods.get("adapler"), options or AdapLeROptions())
     with torch.no_grad():
         for _, p in net.added["predictors"].named_parameters():
             p.mul_(3.0)
@@ -64,7 +64,7 @@ def test_soft_and_hard_agree_as_the_mask_sharpens(task: str) -> None:
     net, data = build(task)
     packed = packed_rows(net.task, data.encoded)
     with torch.no_grad():
-        hard = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed)
+        hard = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings(scale=1.0)), packed)
         gaps = [(softly(net, packed, s)[0] - hard.logits).abs().max().item() for s in (10.0, 1e3, 1e7)]
         _, fading = softly(net, packed, 1e7)
     assert gaps[0] > gaps[2] and gaps[2] < 1e-3
@@ -81,10 +81,10 @@ def test_the_soft_mask_is_the_papers_function() -> None:
     assert fade(torch.tensor(0.0), limit, 1e9).item() == -10_000.0
 
 
-class Watched(Policy):
+class Watched(AdapLeRPolicy):
     """Notes the first tokens that go on."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: AdapLeRSettings) -> None:
         super().__init__(network, settings)
         self.firsts: list[list[int]] = []
         self.lengths: list[list[int]] = []
@@ -100,7 +100,7 @@ class Watched(Policy):
 
 def test_the_first_token_never_leaves_even_alone() -> None:
     net, data = build()
-    watched = Watched(net, Settings(scale=1000.0))
+    watched = Watched(net, AdapLeRSettings(scale=1000.0))
     run(engines.make("torch", net.encoder), net, watched, packed_rows(net.task, data.encoded))
     assert watched.firsts == [[0] * 4] * net.depth and watched.lengths == [[1] * 4] * net.depth
 
@@ -109,7 +109,7 @@ def test_the_rule_counts_the_tokens_left() -> None:
     """Before layer 1: a token stays if its softmax share is at least η/n."""
     net, data = build()
     packed = packed_rows(net.task, data.encoded)
-    watched = Watched(net, Settings(scale=1.2))
+    watched = Watched(net, AdapLeRSettings(scale=1.2))
     run(engines.make("torch", net.encoder), net, watched, packed)
     states = net.encoder.embed(packed).split(LENGTHS)
     for row, own in enumerate(states):
@@ -122,9 +122,9 @@ def test_the_rule_counts_the_tokens_left() -> None:
 def test_predictors_are_paid_for_only_when_they_run() -> None:
     net, data = build()
     packed = packed_rows(net.task, data.encoded)
-    log = run(engines.make("torch", net.encoder), net, Policy(net, Settings(scale=1.0)), packed).trace
+    log = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings(scale=1.0)), packed).trace
     assert net.predictor_cost(1).token == 32 * 32 + 32 and [e.layer for e in log if e.kind == "predictor"] == [1, 2, 3]
-    idle = run(engines.make("torch", net.encoder), net, Policy(net, Settings()), packed).trace
+    idle = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings()), packed).trace
     assert not [e for e in idle if e.kind == "predictor"]
 
 
@@ -168,10 +168,10 @@ def test_saliency_is_the_norm_of_gradient_times_input(task: str) -> None:
 
 def test_bad_settings_and_tasks_are_refused() -> None:
     with pytest.raises(OfframpError, match="nobody leaves"):
-        Settings(scale=-1.0)
+        AdapLeRSettings(scale=-1.0)
     for phi in (-0.1, float("inf"), float("nan")):
         with pytest.raises(OfframpError, match="phi"):
-            Options(phi=phi)
+            AdapLeROptions(phi=phi)
     spec = tasks.get("masked_lm").from_rows([{"text": "a"}], "rows")
     with pytest.raises(OfframpError, match=r"as wide as a vocabulary\n.*use one of: length_adaptive; or .*branchynet"):
-        build_network(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), Options())
+        build_network(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), AdapLeROptions())

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from offramp import methods
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.methods import adapler
-from offramp.methods.adapler import FineTune, LengthTraining, Options
+from offramp.methods.adapler import AdapLeROptions, FineTune, LengthTraining
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.training.losses import last_exit
@@ -23,7 +24,7 @@ from tests.methods.test_adapler import build, everyone
 
 
 def stage_of(net: Network, data: Data, folder: Path, **options: Any) -> LengthTraining:
-    made = LengthTraining(net, options=Options(**options))
+    made = LengthTraining(net, options=AdapLeROptions(**options))
     made.prepare(data, folder)
     net.eval()
     return made
@@ -63,7 +64,7 @@ def test_amplifiers_get_the_dummys_gradient_over_themselves(tmp_path: Path) -> N
 
 def test_sharpness_spans_the_stage_whatever_its_length() -> None:
     net, _ = build()
-    stage = LengthTraining(net, options=Options())
+    stage = LengthTraining(net, options=AdapLeROptions())
     seen = []
     for share in (0.0, 0.4, 0.8, 0.99):
         stage.reached(share)
@@ -73,15 +74,15 @@ def test_sharpness_spans_the_stage_whatever_its_length() -> None:
 
 def test_the_fastest_epoch_within_a_point_is_kept() -> None:
     net, _ = build()
-    stage = LengthTraining(net, options=Options(slack=0.01), reference={"accuracy": 0.90})
+    stage = LengthTraining(net, options=AdapLeROptions(slack=0.01), reference={"accuracy": 0.90})
     epoch = [{"accuracy": a, "mac_share": m} for a, m in [(0.91, 0.5), (0.895, 0.3), (0.88, 0.1), (0.892, 0.4)]]
     assert stage.select(epoch) == 1
     assert stage.select([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
 
 
 def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
-    net, data = build(options=Options(best=2))
-    first = FineTune(net, options=Options(best=2))
+    net, data = build(options=AdapLeROptions(best=2))
+    first = FineTune(net, options=AdapLeROptions(best=2))
     first.prepare(data, tmp_path)
     history, seen = [], []
     for score in (0.5, 0.9, 0.8):
@@ -91,7 +92,7 @@ def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
         history.append({"accuracy": score})
         first.end_epoch(history)
     assert torch.allclose(first.averaged(), (seen[1] + seen[2]) / 2)
-    stage = LengthTraining(net, options=Options(), first=first)
+    stage = LengthTraining(net, options=AdapLeROptions(), first=first)
     stage.prepare(data, tmp_path)
     assert torch.allclose(torch.cat(stage.taught.rows), (seen[1] + seen[2]) / 2)
 
@@ -104,10 +105,10 @@ def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -
         seen.append(made.present)
         return 2 * last_exit(network, made, some)
 
-    _, stage = adapler.stages(net, Options(), objective)
+    _, stage = methods.get("adapler").stages(net, AdapLeROptions(), objective)
     stage.prepare(data, tmp_path)
     logged = stage.step(everyone(net, data), lambda loss: loss.backward())
-    plain = LengthTraining(net, options=Options())
+    plain = LengthTraining(net, options=AdapLeROptions())
     plain.prepare(data, tmp_path)
     assert logged["loss"].item() == pytest.approx(2 * plain.step(everyone(net, data), lambda _: None)["loss"].item())
     assert sorted(seen[0]) == [1, 2, 3] and all(p.min() >= 0 and p.max() <= 1 for p in seen[0].values())
@@ -121,16 +122,16 @@ def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
 
 
 def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, data = build(options=Options(settle=True, reach=0.5))
-    assert [stage.name for stage in adapler.stages(net, Options())] == ["fine-tune", "length"]
-    *_, stage = adapler.stages(net, Options(settle=True, reach=0.5))
+    net, data = build(options=AdapLeROptions(settle=True, reach=0.5))
+    assert [stage.name for stage in methods.get("adapler").stages(net, AdapLeROptions())] == ["fine-tune", "length"]
+    *_, stage = methods.get("adapler").stages(net, AdapLeROptions(settle=True, reach=0.5))
     names = {name for name, _ in stage.trainable()}
     assert {name for name, _ in net.named_parameters()} - names == {
         name for name, _ in net.named_parameters() if name.startswith(("added.predictors.", "added.cuts."))
     }
     drawn: list[float] = []
-    real = adapler.Policy
-    monkeypatch.setattr(adapler, "Policy", lambda net, s: drawn.append(s.scale) or real(net, s))
+    real = adapler.AdapLeRPolicy
+    monkeypatch.setattr(adapler, "AdapLeRPolicy", lambda net, s: drawn.append(s.scale) or real(net, s))
     for _ in range(4):
         stage.step(everyone(net, data), lambda loss: loss.backward())
     assert len(set(drawn)) == 4 and all(0.0 <= scale <= 0.5 for scale in drawn)
@@ -145,12 +146,12 @@ def test_a_model_of_one_layer_learns_its_threshold(tmp_path: Path) -> None:
 
 def test_a_reach_that_no_setting_allows_is_refused() -> None:
     with pytest.raises(OfframpError, match=r"reach=1001.*\n.*use 0 to 1000"):
-        Options(reach=1001.0)
+        AdapLeROptions(reach=1001.0)
 
 
 def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
-    net, data = build(options=Options(start="pretrained"))
-    first, stage = adapler.stages(net, Options(start="pretrained"))
+    net, data = build(options=AdapLeROptions(start="pretrained"))
+    first, stage = methods.get("adapler").stages(net, AdapLeROptions(start="pretrained"))
     first.prepare(data, tmp_path)
     before = copy.deepcopy(net.hf.state_dict())
     with torch.no_grad():
@@ -158,6 +159,6 @@ def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
     first.end_epoch([{"accuracy": 0.5}])
     stage.prepare(data, tmp_path)
     assert all(torch.equal(t, before[name]) for name, t in net.hf.state_dict().items())
-    alone = LengthTraining(net, options=Options(start="pretrained"))
+    alone = LengthTraining(net, options=AdapLeROptions(start="pretrained"))
     with pytest.raises(OfframpError, match="leave --init out"):
         alone.prepare(data, tmp_path / "other")

@@ -17,7 +17,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
 from offramp.inference.run_folder import build_network
-from offramp.methods.alberta import Options, Policy, Settings, StructurePredictor, executed, revpc
+from offramp.methods.alberta import ALBERTaOptions, ALBERTaPolicy, ALBERTaSettings, StructurePredictor, executed, revpc
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -37,7 +37,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     method = methods.get("alberta")
     torch.manual_seed(1)
     hf = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
-    net = build_network(hf, spec, method, Options(**{"start": 0.0, **options}))
+    net = build_network(hf, spec, method, ALBERTaOptions(**{"start": 0.0, **options}))
     net.eval()
     ids = tiny.rows(LENGTHS)
     data = Data(ROWS, [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)])
@@ -63,10 +63,10 @@ def predictor(net: Network) -> StructurePredictor:
     return unit
 
 
-def answer(net: Network, data: Data, settings: Settings, rows: slice = slice(None)) -> Result:
+def answer(net: Network, data: Data, settings: ALBERTaSettings, rows: slice = slice(None)) -> Result:
     with torch.no_grad():
         packed = packed_rows(net.task, data.encoded[rows])
-        return run(engines.make("torch", net.encoder), net, Policy(net, settings), packed)
+        return run(engines.make("torch", net.encoder), net, ALBERTaPolicy(net, settings), packed)
 
 
 def test_revpc_on_known_vectors() -> None:
@@ -87,18 +87,18 @@ def test_the_first_layer_that_is_not_needed_ends_the_stack() -> None:
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
     net, data = made(task)
-    together = answer(net, data, Settings(0.5))
+    together = answer(net, data, ALBERTaSettings(0.5))
     assert len(set(together.exit_layer.tolist())) > 2
     parts = together.logits.split(LENGTHS if net.per_token else 1)
     for row, part in enumerate(parts):
-        alone = answer(net, data, Settings(0.5), slice(row, row + 1))
+        alone = answer(net, data, ALBERTaSettings(0.5), slice(row, row + 1))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, part, atol=1e-5)
 
 
 def test_one_look_and_one_head_a_row() -> None:
     net, data = made()
-    log = answer(net, data, Settings(0.5)).trace
+    log = answer(net, data, ALBERTaSettings(0.5)).trace
     looks, heads = ([event for event in log if event.kind == what] for what in ("exit_unit", "head"))
     assert [(look.layer, len(look.rows)) for look in looks] == [(1, len(LENGTHS))]
     assert sorted(row for head in heads for row in head.rows.tolist()) == list(range(len(LENGTHS)))
@@ -109,7 +109,7 @@ def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
     net, data = made(backbone=backbone, start=40.0)
     with torch.no_grad():
         predictor(net).last.weight.zero_()
-    result = answer(net, data, Settings())
+    result = answer(net, data, ALBERTaSettings())
     assert torch.allclose(result.logits, tiny.padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
     assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
 
@@ -120,7 +120,7 @@ def test_a_replay_is_a_real_run(task: str) -> None:
     subject = CalibrationContext(net, methods.get("alberta"), data)
     recording, exits = subject.record(), set()
     for gamma in (0.0, 0.2, 0.45, 0.7, 1.0):
-        policy = Policy(net, Settings(gamma))
+        policy = ALBERTaPolicy(net, ALBERTaSettings(gamma))
         real = run_encoded(net, engines.make("torch", net.encoder), policy, data.encoded, batch_size=3)
         promised = replay(net, recording, policy)
         assert np.array_equal(real.exit_layer, promised.exit_layer)
@@ -136,16 +136,16 @@ def test_a_replay_is_a_real_run(task: str) -> None:
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
 def test_gamma_outside_its_range_is_refused(gamma: float) -> None:
     with pytest.raises(OfframpError, match="all layers"):
-        Settings(gamma)
+        ALBERTaSettings(gamma)
 
 
 def test_what_cannot_be_built_is_refused() -> None:
     with pytest.raises(OfframpError, match="0 to 3 for this model"):
         made(prefix=4)
     with pytest.raises(OfframpError, match="cut=true"):
-        Options(head="meanmax")
+        ALBERTaOptions(head="meanmax")
     with pytest.raises(OfframpError, match="depth penalty"):
-        Options(penalty=-1.0)
+        ALBERTaOptions(penalty=-1.0)
 
 
 def test_without_revpc_the_softmax_itself_gates() -> None:
@@ -154,11 +154,11 @@ def test_without_revpc_the_softmax_itself_gates() -> None:
         packed = packed_rows(net.task, data.encoded)
         needs = net.exit_unit(1, trace(net.encoder, packed).at(1))
     assert torch.allclose(needs.sum(-1), torch.ones(len(LENGTHS)))
-    assert answer(net, data, Settings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
-    assert answer(net, data, Settings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)
+    assert answer(net, data, ALBERTaSettings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
+    assert answer(net, data, ALBERTaSettings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)
 
 
 def test_the_predictor_may_look_at_the_embeddings() -> None:
     net, data = made(prefix=0)
-    ends = answer(net, data, Settings(0.5)).exit_layer.tolist()
+    ends = answer(net, data, ALBERTaSettings(0.5)).exit_layer.tolist()
     assert min(ends) >= 1 and len(set(ends)) > 1

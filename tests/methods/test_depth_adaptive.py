@@ -19,7 +19,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods._shared.halting import Oracle, Pass, halting_loss, right_exits, through
-from offramp.methods.depth_adaptive import EncoderPolicy, Options, Policy, Settings
+from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions, EncoderPolicy
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network
 from offramp.training.forward import Trace, trace
@@ -36,7 +36,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     spec = tasks.get(task).from_rows(ROWS, "rows")
     torch.manual_seed(0)
     model = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs)
-    net = folder.build_network(model, spec, methods.get("depth_adaptive"), Options(**options))
+    net = folder.build_network(model, spec, methods.get("depth_adaptive"), DepthAdaptiveOptions(**options))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.startswith("added.predictors.") and name.endswith("weight"):
@@ -50,8 +50,8 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
 
 
 @torch.no_grad()
-def answer(net: Network, packed: Packed, settings: Settings) -> Result:
-    return run(engines.make("torch", net.encoder), net, Policy(net, settings), packed)
+def answer(net: Network, packed: Packed, settings: DecoderSettings) -> Result:
+    return run(engines.make("torch", net.encoder), net, methods.get("depth_adaptive").policy(net, settings), packed)
 
 
 def pooled(net: Network, packed: Packed, layer: int) -> Tensor:
@@ -63,12 +63,12 @@ def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> N
     net, data = made(form="multinomial")
     packed = packed_rows(net.task, data.encoded)
     q = net.added["predictors"]["1"](pooled(net, packed, 1)).softmax(1)  # type: ignore[index]  # a ModuleDict
-    result = answer(net, packed, Settings(0.5, argmax=True))
+    result = answer(net, packed, DecoderSettings(0.5, argmax=True))
     assert result.exit_layer.tolist() == (q.argmax(1) + 1).tolist()
     assert len(set(result.exit_layer.tolist())) > 1
     assert sum(e.kind == "predictor" for e in result.trace) == 1
-    assert answer(net, packed, Settings(argmax=True)).exit_layer.tolist() == result.exit_layer.tolist()
-    by_share = answer(net, packed, Settings(0.5))
+    assert answer(net, packed, DecoderSettings(argmax=True)).exit_layer.tolist() == result.exit_layer.tolist()
+    by_share = answer(net, packed, DecoderSettings(0.5))
     assert by_share.exit_layer.tolist() == [next(n for n in (1, 2, 3) if row[n:].sum() < 0.5) for row in q]
 
 
@@ -78,7 +78,7 @@ def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
     packed = packed_rows(net.task, data.encoded)
     chi = torch.stack([net.added["predictors"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
     limit = float(chi[:, 0].median()) + 1e-4
-    result = answer(net, packed, Settings(1 - limit))
+    result = answer(net, packed, DecoderSettings(1 - limit))
     assert result.exit_layer.tolist() == [next((n for n in (1, 2) if row[n - 1] > limit), 3) for row in chi]
     assert len(set(result.exit_layer.tolist())) > 1
 
@@ -91,15 +91,15 @@ def test_the_threshold_form_trusts_the_exits_own_confidence() -> None:
     sure = torch.stack([net(n, states.at(n)).softmax(1).amax(1) for n in (1, 2)], 1)  # [rows, exits]
     limit = float(1 - sure.median())
     wanted = [next((n for n in (1, 2) if 1 - row[n - 1] < limit), 3) for row in sure]
-    assert answer(net, packed, Settings(limit)).exit_layer.tolist() == wanted
+    assert answer(net, packed, DecoderSettings(limit)).exit_layer.tolist() == wanted
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("task", "level"), [("classification", "row"), ("tagging", "word"), ("tagging", "row")])
 def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str) -> None:
     net, data = made(task, form=form, level=level)
-    likeliest = [Settings(0.5, argmax=True)] if form == "multinomial" else []
-    for settings in (Settings(0.7), Settings(0.4), *likeliest):
+    likeliest = [DecoderSettings(0.5, argmax=True)] if form == "multinomial" else []
+    for settings in (DecoderSettings(0.7), DecoderSettings(0.4), *likeliest):
         together = answer(net, packed_rows(net.task, data.encoded), settings)
         parts = together.logits.split(LENGTHS) if net.per_token else list(together.logits)
         spent = cost.macs(together.trace, net, len(LENGTHS))
@@ -113,7 +113,7 @@ def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str)
 def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
     net, data = made("tagging", form="multinomial")
     packed = packed_rows(net.task, data.encoded)
-    result = answer(net, packed, Settings(0.5, argmax=True))
+    result = answer(net, packed, DecoderSettings(0.5, argmax=True))
     with torch.no_grad():
         q = net.added["predictors"]["1"](trace(net.encoder, packed).at(1).states)  # type: ignore[index]
     exits = q.argmax(1) + 1  # of tokens; only first pieces are asked
@@ -161,7 +161,7 @@ def test_gradients_reach_everything_declared(training: str, form: str, task: str
     options = {"form": form, "training": training, "samples": 4}
     net, data = made(task, **options)
     some = batch(net.task, data, range(len(LENGTHS)), seed=0)
-    stages = methods.get("depth_adaptive").stages(net, Options(**options))  # type: ignore[arg-type]
+    stages = methods.get("depth_adaptive").stages(net, DepthAdaptiveOptions(**options))  # type: ignore[arg-type]
     assert len(stages) == (1 if form == "threshold" else 2)
     for stage in stages:
         net.added.zero_grad()
@@ -198,11 +198,11 @@ class Asking(EncoderPolicy):
 def test_reasons_are_given_in_words() -> None:
     for task, wanted in (("classification", "uncertainty"), ("tagging", "words go on")):
         net, data = made(task)
-        asking = Asking(net, Settings(0.01))
+        asking = Asking(net, DecoderSettings(0.01))
         run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
         assert asking.said[0] == "" and wanted in asking.said[1]
     net, data = made(form="multinomial")
-    asking = Asking(net, Settings(argmax=True))
+    asking = Asking(net, DecoderSettings(argmax=True))
     run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
     assert "uncertainty" in asking.said[1]
 
@@ -228,18 +228,18 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
     spec = tasks.get("regression").from_rows([{"text": "a", "label": y} for y in (0.5, 1.5)], "rows")
     with pytest.raises(OfframpError, match="form=geometric"):
         folder.build_network(
-            tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), Options("threshold")
+            tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), DepthAdaptiveOptions("threshold")
         )
     with pytest.raises(OfframpError, match="level=row"):
         made(level="word")
     with pytest.raises(OfframpError, match="sigma=-1"):
-        Options(sigma=-1.0)
+        DepthAdaptiveOptions(sigma=-1.0)
     with pytest.raises(OfframpError, match="threshold=2"):
-        Settings(2.0)
+        DecoderSettings(2.0)
 
 
 @pytest.mark.parametrize("form", ["geometric", "threshold"])
 def test_units_that_decide_layer_by_layer_have_no_likeliest_depth(form: str) -> None:
     net, _ = made(form=form)
     with pytest.raises(OfframpError, match="multinomial or sequence"):
-        Policy(net, Settings(0.5, argmax=True))
+        methods.get("depth_adaptive").policy(net, DecoderSettings(0.5, argmax=True))

@@ -13,9 +13,11 @@ from offramp.core.loop import Result, run
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
-from offramp.methods import berxit, pabee, shallow_deep
+from offramp.methods.berxit import BERxiTOptions
+from offramp.methods.pabee import PABEEPolicy, PABEESettings
+from offramp.methods.shallow_deep import ShallowDeepSettings
 from offramp.nn.batches import Batch
-from offramp.nn.exit_policies import EntropySettings, ThresholdSettings, exit_weights
+from offramp.nn.exit_policies import EntropySettings, JointOptions, ThresholdSettings, exit_weights
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.forward import trace
@@ -61,14 +63,14 @@ def play(net: Network, said: list[list[int]], policy: Any) -> Result:
 def test_patience_counts_each_row_for_itself() -> None:
     _, net = made("pabee")
     said = [[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 1, 2]]  # exits 0…3 (the last is the model's own)
-    assert play(net, said, pabee.Policy(net, pabee.Settings(1))).exit_layer.tolist() == [1, 2, 1]
-    assert play(net, said, pabee.Policy(net, pabee.Settings(2))).exit_layer.tolist() == [2, 3, 3]
-    assert play(net, said, pabee.Policy(net, pabee.Settings(0))).exit_layer.tolist() == [3, 3, 3]
+    assert play(net, said, PABEEPolicy(net, PABEESettings(1))).exit_layer.tolist() == [1, 2, 1]
+    assert play(net, said, PABEEPolicy(net, PABEESettings(2))).exit_layer.tolist() == [2, 3, 3]
+    assert play(net, said, PABEEPolicy(net, PABEESettings(0))).exit_layer.tolist() == [3, 3, 3]
 
 
 def test_patience_serves_regression_by_tolerance() -> None:
     method, net = made("pabee", "regression")
-    loose = method.policy(net, pabee.Settings(1, tolerance=1e6))
+    loose = method.policy(net, PABEESettings(1, tolerance=1e6))
     with torch.no_grad():
         result = run(engines.make("torch", net.encoder), net, loose, pack(tiny.rows([5, 9])))
     assert result.exit_layer.tolist() == [1, 1]
@@ -103,14 +105,14 @@ def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
 
 
 def test_confidence_is_hesitation_the_other_way() -> None:
-    assert shallow_deep.Settings(confidence=0.9).limit(0) == pytest.approx(0.1)
+    assert ShallowDeepSettings(confidence=0.9).limit(0) == pytest.approx(0.1)
     with pytest.raises(OfframpError, match="probability"):
-        shallow_deep.Settings(confidence=90)
+        ShallowDeepSettings(confidence=90)
 
 
 def test_shallow_deep_weights_grow_with_progress() -> None:
     _, net = made("shallow_deep")
-    (stage,) = shallow_deep.stages(net, shallow_deep.Options())
+    (stage,) = methods.get("shallow_deep").stages(net, JointOptions())
     batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     losses = []
     for share in (0.0, 0.5, 1.0):
@@ -152,7 +154,7 @@ def test_settings_of_another_kind_are_refused(name: str, wrong: dict[str, Any]) 
 
 def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     method, net = made("berxit")
-    (stage,) = berxit.stages(net, berxit.Options())
+    (stage,) = methods.get("berxit").stages(net, BERxiTOptions())
     batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     stage.at(0, 1, 0)
     for parameter in net.added.parameters():
@@ -162,7 +164,7 @@ def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     every = stage.step(batch, lambda loss: loss.backward())["loss"]
     made_ = trace(net.encoder, batch.packed)
     exits = exit_losses(net, made_, batch, [0, 1, 2, 3]).sum()  # and odd steps: all, each as heavy as the last alone
-    unit = berxit.objective(berxit.Options())(net, made_, batch) - exits
+    unit = methods.get("berxit").objective(BERxiTOptions())(net, made_, batch) - exits
     assert every == pytest.approx(float((exits + unit).detach()), rel=1e-5) and 0 < unit < 1
     assert all(p.grad is not None for p in net.added.parameters())
     with torch.no_grad():

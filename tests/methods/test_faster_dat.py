@@ -18,7 +18,7 @@ from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods._shared.plans import Extent, by_information
-from offramp.methods.faster_dat import Options, Policy, Settings
+from offramp.methods.faster_dat import FasterDATOptions, FasterDATPolicy, FasterDATSettings
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network
 from offramp.nn.words import table, vocabulary, words_of
@@ -34,7 +34,7 @@ DEPTHS = {(10, 11): 1, (12,): 2, (20,): 3, (21,): 1, (10,): 1}  # rows end after
 def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     """A network that knows the words of IDS, and those rows."""
     task = tasks.get("classification").from_rows(ROWS, "rows")
-    net = folder.build_network(tiny.model(backbone), task, methods.get("faster_dat"), Options(**options))
+    net = folder.build_network(tiny.model(backbone), task, methods.get("faster_dat"), FasterDATOptions(**options))
     net.eval()
     rows = [Encoded(ids, [0] * len(ids), i, WORDS[i], [], 0) for i, ids in enumerate(IDS)]
     packed = packed_rows(task, rows)
@@ -63,7 +63,7 @@ def test_idle_tokens_are_copied_exactly_and_attended_to() -> None:
     first = packed.keep_rows(torch.tensor([True, False, False]))
     engine = Watching(net.encoder)
     object.__setattr__(engine, "seen", {})
-    made = run(engine, net, Policy(net, Settings()), first)
+    made = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), first)
     assert sorted(engine.seen) == [1, 2] and made.exit_layer.tolist() == [2.0]  # nobody is left for layer 3
     (queries1, keys1), (queries2, keys2) = engine.seen[1], engine.seen[2]
     assert len(queries1) == len(keys1) == 5
@@ -92,11 +92,11 @@ def _layout(packed: Packed, live: list[int]) -> Layout:
 def test_a_row_ends_with_its_own_deepest_word_whatever_the_batch(backbone: str) -> None:
     net, packed = planned(backbone)
     engine = engines.make("torch", net.encoder)
-    together = run(engine, net, Policy(net, Settings()), packed)
+    together = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
     assert together.exit_layer.tolist() == [2.0, 3.0, 1.0]
     spent = cost.macs(together.trace, net, 3)
     for row in range(3):
-        alone = run(engine, net, Policy(net, Settings()), packed.keep_rows(torch.arange(3) == row))
+        alone = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed.keep_rows(torch.arange(3) == row))
         assert torch.allclose(alone.logits[0], together.logits[row], atol=1e-5)
         own = [e._replace(rows=torch.zeros_like(e.rows)) for e in alone.trace]
         assert cost.macs(own, net, 1).item() == pytest.approx(spent[row].item())
@@ -107,10 +107,10 @@ def test_unlimited_depths_are_the_plain_stack_and_a_cap_ends_it() -> None:
     net, packed = planned()
     net.added["depths"].fill({**net.added["depths"].state_dict(), "depths": torch.full((5, 1), 3.0)})  # type: ignore[operator]
     engine = engines.make("torch", net.encoder)
-    made = run(engine, net, Policy(net, Settings()), packed)
+    made = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
     states = trace(net.encoder, packed)
     assert torch.allclose(made.logits, net(3, states.at(3)), atol=1e-5)
-    capped = run(engine, net, Policy(net, Settings(cap=2)), packed)
+    capped = run(engine, net, FasterDATPolicy(net, FasterDATSettings(cap=2)), packed)
     assert capped.exit_layer.tolist() == [2.0] * 3
     assert torch.allclose(capped.logits, net(2, states.at(2)), atol=1e-5)
 
@@ -118,9 +118,9 @@ def test_unlimited_depths_are_the_plain_stack_and_a_cap_ends_it() -> None:
 def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
     net, packed = planned(layers=2)
     with torch.no_grad():
-        made = run(engines.make("torch", net.encoder), net, Policy(net, Settings()), packed)
+        made = run(engines.make("torch", net.encoder), net, FasterDATPolicy(net, FasterDATSettings()), packed)
     assert made.exit_layer.tolist() == [2.0, 2.0, 1.0]
-    (stage,) = methods.get("faster_dat").stages(net, Options(layers=2))
+    (stage,) = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
     names = [name for name, _ in stage.trainable()]
     assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
     assert (
@@ -152,14 +152,14 @@ def test_telling_words_may_go_deep_instead() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(OfframpError, match=match):
-        Options(**options)
+        FasterDATOptions(**options)
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(OfframpError, match="cap=-1"):
-        Settings(cap=-1)
+        FasterDATSettings(cap=-1)
     with pytest.raises(OfframpError, match="this model has 3"):
         planned(layers=4)
     net, _ = planned()
     with pytest.raises(OfframpError, match="use cap"):
-        Policy(net, Settings(penalty=0.2))
+        FasterDATPolicy(net, FasterDATSettings(penalty=0.2))

@@ -16,7 +16,7 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods._shared.guessed import Passes, estimate
 from offramp.methods._shared.plans import GuessWords
-from offramp.methods.faster_dat import Planned, Settings
+from offramp.methods.faster_dat import FasterDATSettings, Planned
 from offramp.nn.batches import Batch, packed_rows
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage
@@ -85,9 +85,9 @@ def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Pat
     model = offramp.load(run_folder)
     texts = [row["text"] for row in runs.rows("regression", 6, seed=3)]
     rows = model.prepare([{"text": text} for text in texts])
-    kept = [model.run(rows, Settings(penalty=p)).tokens_kept.sum() for p in (0.0, 0.1, 0.2, 1.0)]
+    kept = [model.run(rows, FasterDATSettings(penalty=p)).tokens_kept.sum() for p in (0.0, 0.1, 0.2, 1.0)]
     assert kept == sorted(kept, reverse=True)  # a larger penalty never sends a word deeper
-    assert model.run(rows, Settings()).tokens_kept.sum() == kept[1]
+    assert model.run(rows, FasterDATSettings()).tokens_kept.sum() == kept[1]
 
 
 @pytest.mark.parametrize("stage", [GuessWords, Planned])
@@ -126,7 +126,7 @@ def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base
     (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
     assert loosest["mac_share"] > 2.0
     rows = model.prepare([{"text": "the film is good"}, {"text": "a bad film"}])
-    together, alone = model.run(rows, Settings()), [model.run([row], Settings()) for row in rows]
+    together, alone = model.run(rows, FasterDATSettings()), [model.run([row], FasterDATSettings()) for row in rows]
     assert together.macs.tolist() == [one.macs[0] for one in alone]
     assert together.exit_layer.tolist() == [one.exit_layer[0] for one in alone]
     passes = 4  # words of the first text, each hidden once in a row of six tokens

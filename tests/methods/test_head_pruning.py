@@ -16,8 +16,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import build_network
-from offramp.methods import head_pruning
-from offramp.methods.head_pruning import Options, Pruned, chosen, importance
+from offramp.methods.head_pruning import HeadPruningOptions, Pruned, chosen, importance
 from offramp.nn.batches import Data, batch, packed_rows
 from offramp.nn.network import Network
 from offramp.training.forward import trace
@@ -27,10 +26,10 @@ from tests import runs, tiny
 
 LENGTHS = [9, 3, 17, 5]
 METHOD = methods.get("head_pruning")
-HALF = Options(heads=0.5, neurons=0.5)
+HALF = HeadPruningOptions(heads=0.5, neurons=0.5)
 
 
-def made(backbone: str, options: Options = HALF) -> tuple[Network, Data]:
+def made(backbone: str, options: HeadPruningOptions = HALF) -> tuple[Network, Data]:
     rows = [{"text": "a", "label": i % 3} for i in range(len(LENGTHS))]
     task = tasks.get("classification").from_rows(rows, "rows")
     net = build_network(tiny.model(backbone, task.auto_class), task, METHOD, options)
@@ -163,4 +162,4 @@ def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kin
 @pytest.mark.parametrize("wrong", [{"heads": 0.0}, {"neurons": 1.5}, {"rows": 0}])
 def test_impossible_shares_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OfframpError, match=next(iter(wrong))):
-        methods.configure(head_pruning.Options, wrong, "head_pruning")
+        methods.configure(HeadPruningOptions, wrong, "head_pruning")

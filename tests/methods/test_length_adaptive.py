@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offramp import engines
+from offramp import engines, methods
 from offramp.core.attention import Scores
 from offramp.core.cost import tokens_kept
 from offramp.core.loop import Result, State, run
@@ -17,9 +17,8 @@ from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
-from offramp.methods import length_adaptive
-from offramp.methods._shared.lengths import cliffs, shortest
-from offramp.methods.length_adaptive import LengthDrop, Options, Settings
+from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest
+from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDrop, LengthSettings
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -31,7 +30,7 @@ LENGTHS = [12, 3, 20, 1]
 
 def made(task: str = "classification", **options: Any) -> tuple[Network, LengthDrop]:
     _, net = plain("length_adaptive", task, **options)
-    _, stage = length_adaptive.stages(net, Options(**options))
+    _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions(**options))
     assert isinstance(stage, LengthDrop)
     return net, stage
 
@@ -48,8 +47,8 @@ class Watch(Policy):
         return None
 
 
-def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
-    policy = PairPolicy(length_adaptive.Policy(net, settings), watch or Policy())
+def answer(net: Network, settings: LengthSettings, watch: Policy | None = None) -> Result:
+    policy = PairPolicy(LengthPolicy(net, settings), watch or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
 
@@ -57,7 +56,7 @@ def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Res
 def test_each_row_keeps_its_share_and_its_first_token() -> None:
     net, _ = made()
     watch = Watch()
-    result = answer(net, Settings((0.5, 0.25, 0.1)), watch)
+    result = answer(net, LengthSettings((0.5, 0.25, 0.1)), watch)
     fed = {event.layer: event.tokens.tolist() for event in result.trace if event.kind == "feed"}
     assert fed == {1: [6, 2, 10, 1], 2: [3, 2, 5, 1], 3: [2, 2, 2, 1]}
     assert all(watch.first)
@@ -78,7 +77,7 @@ def test_the_tokens_that_received_most_attention_stay() -> None:
                 seen["kept"] = s.packed.tokens["origin"][s.packed.tokens["origin"] < 12]
             return None
 
-    answer(net, Settings((1.0, 0.5, 0.5)), Look())
+    answer(net, LengthSettings((1.0, 0.5, 0.5)), Look())
     others = seen["columns"][1:].topk(5).indices + 1
     assert seen["kept"].tolist() == sorted([0, *others.tolist()])
 
@@ -143,8 +142,8 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
     packed, engine = some_batch().packed, engines.make("torch", net.encoder)
     with torch.no_grad():
         full, short = (
-            run(engine, net, length_adaptive.Policy(net, settings), packed).logits.log_softmax(-1)
-            for settings in (Settings(), Settings(shortest(net)))
+            run(engine, net, LengthPolicy(net, settings), packed).logits.log_softmax(-1)
+            for settings in (LengthSettings(), LengthSettings(shortest(net)))
         )
     one, other = (full, short) if kl == "forward" else (short, full)
     meant = (one.exp() * (one - other)).sum(1).mean() / 2  # two passes share the step
@@ -163,9 +162,9 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
     """Drop-and-restore: every token has an answer, and the others' answers show that somebody was missing."""
     rows = [{"tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]}]
     spec = get("tagging").from_rows(rows, "rows")
-    net = build_network(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], Options())
+    net = build_network(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], LengthAdaptiveOptions())
     net.eval()
-    short, full = answer(net, Settings((0.5, 0.25, 0.1))), answer(net, Settings())
+    short, full = answer(net, LengthSettings((0.5, 0.25, 0.1))), answer(net, LengthSettings())
     assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)
     assert tokens_kept(short.trace, 3, 4).sum() < tokens_kept(full.trace, 3, 4).sum()
     last = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
@@ -176,14 +175,14 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
 @pytest.mark.parametrize("options", [{"drop": 0.0}, {"drop": 1.0}, {"layer_drop": 1.0}, {"sandwiches": -1}])
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=r"e\.g\. drop=0\.2"):
-        Options(**options)
+        LengthAdaptiveOptions(**options)
 
 
 @pytest.mark.parametrize("often", [-0.1, 1.1, float("nan")])
 def test_cliffs_are_asked_for_by_a_share(often: float) -> None:
     with pytest.raises(OfframpError, match=r"use 0 to 1, e\.g\. 0\.5"):
-        Options(cliffs=often)
+        LengthAdaptiveOptions(cliffs=often)
 
 
 def test_settings_are_plain_json() -> None:
-    assert asdict(Settings((0.5, 0.5))) == {"lengths": (0.5, 0.5)}
+    assert asdict(LengthSettings((0.5, 0.5))) == {"lengths": (0.5, 0.5)}

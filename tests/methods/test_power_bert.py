@@ -17,7 +17,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network, load_run, read_description, reuse_added_modules
 from offramp.methods import power_bert
-from offramp.methods.power_bert import Options, Retention, Retrain, Search, Settings
+from offramp.methods.power_bert import PoWERBERTOptions, PoWERBERTPolicy, PoWERBERTSettings, Retention, Retrain, Search
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -36,8 +36,8 @@ def made(**options: Any) -> tuple[Network, Retention]:
     return net, kept
 
 
-def answer(net: Network, settings: Settings, watch: Policy | None = None) -> Result:
-    policy = PairPolicy(power_bert.Policy(net, settings), watch or Policy())
+def answer(net: Network, settings: PoWERBERTSettings, watch: Policy | None = None) -> Result:
+    policy = PairPolicy(PoWERBERTPolicy(net, settings), watch or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
 
@@ -48,24 +48,24 @@ def fed(result: Result) -> list[list[int]]:
 
 def test_short_rows_keep_what_they_have_and_scale_shrinks_all() -> None:
     net, _ = made(counts=(15, 6, 2))
-    assert fed(answer(net, Settings())) == [[12, 3, 15, 1], [6, 3, 6, 1], [2, 2, 2, 1]]
-    assert fed(answer(net, Settings(0.5))) == [[6, 2, 8, 1], [3, 2, 3, 1], [1, 1, 1, 1]]
+    assert fed(answer(net, PoWERBERTSettings())) == [[12, 3, 15, 1], [6, 3, 6, 1], [2, 2, 2, 1]]
+    assert fed(answer(net, PoWERBERTSettings(0.5))) == [[6, 2, 8, 1], [3, 2, 3, 1], [1, 1, 1, 1]]
 
 
 def test_the_first_token_never_leaves() -> None:
     net, _ = made(counts=(6, 3, 1))
     for scale in (1.0, 0.3):
         watch = Watch()
-        answer(net, Settings(scale), watch)
+        answer(net, PoWERBERTSettings(scale), watch)
         assert len(watch.first) == net.depth and all(watch.first)
 
 
 def test_only_layers_that_drop_ask_for_scores() -> None:
     net, kept = made(counts=(15, 15, 2))
-    policy = power_bert.Policy(net, Settings())
+    policy = PoWERBERTPolicy(net, PoWERBERTSettings())
     assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [True, False, True]
     kept.counts.fill_(kept.weights.shape[1])
-    assert not power_bert.Policy(net, Settings()).wants_anything(net.depth)
+    assert not PoWERBERTPolicy(net, PoWERBERTSettings()).wants_anything(net.depth)
 
 
 def test_counts_are_sums_of_weights_that_never_grow() -> None:
@@ -83,7 +83,7 @@ def some_batch() -> Batch:
 
 def test_the_penalty_weighs_later_layers_more() -> None:
     net, kept = made()
-    stage = Search(net, options=Options(penalty=0.5))
+    stage = Search(net, options=PoWERBERTOptions(penalty=0.5))
     net.eval()
     seen: list[float] = []
     told = stage.step(some_batch(), lambda loss: seen.append(float(loss.detach())))
@@ -94,7 +94,7 @@ def test_the_penalty_weighs_later_layers_more() -> None:
 def test_ranks_that_no_row_has_are_no_part_of_the_penalty(tmp_path: Path) -> None:
     """Their gradient would fill the norm that gradients are clipped to."""
     net, kept = made()
-    stage = Search(net, options=Options(penalty=0.5))
+    stage = Search(net, options=PoWERBERTOptions(penalty=0.5))
     stage.prepare(Data([], [Encoded([1] * n, [0] * n, 0, list(range(n)), [], 0) for n in (12, 7, 20)]), tmp_path)
     stage.step(some_batch(), lambda loss: loss.backward())
     assert kept.weights.grad is not None and kept.weights.grad[:, :20].abs().min() > 0
@@ -104,18 +104,18 @@ def test_ranks_that_no_row_has_are_no_part_of_the_penalty(tmp_path: Path) -> Non
 def test_falling_counts_keep_a_rows_tokens_whoever_is_beside_it() -> None:
     net, _ = made(counts=(15, 6, 2))
     net.eval()
-    together = answer(net, Settings())
+    together = answer(net, PoWERBERTSettings())
     for row, length in enumerate(LENGTHS):
         ids = [tiny.rows(LENGTHS)[row]]
         with torch.no_grad():
-            alone = run(engines.make("torch", net.encoder), net, power_bert.Policy(net, Settings()), pack(ids))
+            alone = run(engines.make("torch", net.encoder), net, PoWERBERTPolicy(net, PoWERBERTSettings()), pack(ids))
         assert torch.allclose(alone.logits[0], together.logits[row], atol=1e-5), length
         assert [kept[0] for kept in fed(alone)] == [kept[row] for kept in fed(together)]
 
 
 def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:
     net, kept = made()
-    stage = Search(net, options=Options(penalty=0.0))
+    stage = Search(net, options=PoWERBERTOptions(penalty=0.0))
     net.eval()
     one = float(stage.step(some_batch(), lambda loss: None)["loss"])
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:
 
 def test_weights_learn_at_their_own_rate_without_decay() -> None:
     net, kept = made()
-    (groups,) = Search(net, options=Options(soft_lr=0.03)).optimisers(1e-4)
+    (groups,) = Search(net, options=PoWERBERTOptions(soft_lr=0.03)).optimisers(1e-4)
     own = [group for group in groups if any(p is kept.weights for p in group["params"])]
     assert len(own) == 1 and own[0]["lr"] == 0.03 and own[0]["weight_decay"] == 0.0
     everyone = [id(p) for group in groups for p in group["params"]]
@@ -139,9 +139,12 @@ def test_weights_learn_at_their_own_rate_without_decay() -> None:
 
 def test_given_counts_skip_the_search() -> None:
     net, _ = made(counts=(15, 6, 2))
-    assert [stage.name for stage in power_bert.stages(net, Options(counts=(15, 6, 2)))] == ["fine-tune", "re-train"]
+    assert [stage.name for stage in methods.get("power_bert").stages(net, PoWERBERTOptions(counts=(15, 6, 2)))] == [
+        "fine-tune",
+        "re-train",
+    ]
     net, _ = made()
-    stages = power_bert.stages(net, Options())
+    stages = methods.get("power_bert").stages(net, PoWERBERTOptions())
     assert [stage.name for stage in stages] == ["fine-tune", "search", "re-train"] and isinstance(stages[2], Retrain)
 
 
@@ -154,7 +157,7 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
     model = load_run(run_)
     found = power_bert._retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
-    assert methods.get("power_bert").policy(model.network, Settings()).wants_scores(1)
+    assert methods.get("power_bert").policy(model.network, PoWERBERTSettings()).wants_scores(1)
     listed = ", ".join(map(str, found))
     assert (
         read_description(run_)["layers"] == {"counts": found}
@@ -178,12 +181,12 @@ BAD = [
 @pytest.mark.parametrize("options", BAD)
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=r"fix: .*e\.g\."):
-        Options(**options)
+        PoWERBERTOptions(**options)
     with pytest.raises(OfframpError, match="each of 3 layers") as refused:
         made(counts=(4, 2))
     assert "leave counts out: training finds them" in refused.value.fix and "search`" not in refused.value.fix
     with pytest.raises(OfframpError, match="at most 1"):
-        Settings(0.0)
+        PoWERBERTSettings(0.0)
 
 
 def test_a_pair_tells_what_its_parts_tell() -> None:

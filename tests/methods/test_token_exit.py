@@ -10,8 +10,7 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.run_folder import build_network
-from offramp.methods.token_exit import Policy as TokenExit
-from offramp.methods.token_exit import Settings, _widest
+from offramp.methods.token_exit import TokenExit, TokenExitPolicy, TokenExitSettings, _widest
 from offramp.nn.confidence import token_uncertainty
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -66,7 +65,7 @@ def test_tags_freeze_and_halted_states_are_copies() -> None:
     threshold = middling(net, packed)
     watch = Watch()
     with torch.no_grad():
-        policy = PairPolicy(TokenExit(net, Settings(threshold, window=1)), watch)
+        policy = PairPolicy(TokenExitPolicy(net, TokenExitSettings(threshold, window=1)), watch)
         result = run(engines.make("torch", net.encoder), net, policy, packed)
     halted = watch.left[1] >= 0
     going = (watch.left[2] != -2) & halted  # halted after layer 1, in a sentence that went on
@@ -82,7 +81,7 @@ def test_without_a_threshold_everybody_goes_to_the_end() -> None:
     net = tagger()
     packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     with torch.no_grad():
-        result = run(engines.make("torch", net.encoder), net, TokenExit(net, Settings()), packed)
+        result = run(engines.make("torch", net.encoder), net, TokenExitPolicy(net, TokenExitSettings()), packed)
     assert result.exit_layer.tolist() == [net.depth] * 3
 
 
@@ -90,7 +89,7 @@ def test_exit_layers_are_means_over_tokens() -> None:
     net = tagger()
     packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     with torch.no_grad():
-        settings = Settings(middling(net, packed), window=1)
+        settings = TokenExitSettings(middling(net, packed), window=1)
         result = run(engines.make("torch", net.encoder), net, TokenExit(net, settings), packed)
     assert any(layer != int(layer) for layer in result.exit_layer.tolist())
     assert all(0 <= layer <= net.depth for layer in result.exit_layer.tolist())

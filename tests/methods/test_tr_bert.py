@@ -18,7 +18,7 @@ from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import tr_bert
 from offramp.methods._shared.rollout import Rollout, hard, points, tiled
-from offramp.methods.tr_bert import Options, Policy, Settings
+from offramp.methods.tr_bert import TRBERTOptions, TRBERTPolicy, TRBERTSettings
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network
 from offramp.training.distillation import imitation_rows
@@ -37,7 +37,7 @@ def build(task: str = "classification") -> tuple[Network, Data]:
     spec = tasks.get(task).from_rows(given, "rows")
     torch.manual_seed(1)
     hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
-    net = build_network(hf, spec, methods.get("tr_bert"), Options())
+    net = build_network(hf, spec, methods.get("tr_bert"), TRBERTOptions())
     net.eval()
     ids = tiny.rows(LENGTHS)
     return net, Data(given, [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
@@ -65,7 +65,7 @@ def test_blocks_of_the_same_rows() -> None:
     assert torch.equal(many.tokens["id"].view(3, -1)[2], packed.tokens["id"])
     assert torch.equal(many.tokens["origin"], torch.arange(packed.total * 3))
     engine = engines.make("torch", net.encoder)
-    once, often = (run(engine, net, Policy(net, Settings()), p).logits for p in (packed, many))
+    once, often = (run(engine, net, TRBERTPolicy(net, TRBERTSettings()), p).logits for p in (packed, many))
     assert torch.allclose(often, once.repeat(3, 1), atol=1e-5)
 
 
@@ -177,7 +177,7 @@ def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path, monkeyp
         seen.append(made)
         return last_exit(network, made, some)
 
-    stage = tr_bert.stages(net, Options(samples=2), objective)[-1]
+    stage = methods.get("tr_bert").stages(net, TRBERTOptions(samples=2), objective)[-1]
     stage.prepare(data, tmp_path)
     learned, rewards, real = list[Tensor](), list[Tensor](), Rollout.loss
     monkeypatch.setattr(Rollout, "loss", lambda *given: rewards.append(real(*given)) or rewards[-1])
@@ -196,7 +196,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
     result = run(
         engines.make("torch", net.encoder),
         net,
-        Policy(net, Settings(threshold=1.0)),
+        TRBERTPolicy(net, TRBERTSettings(threshold=1.0)),
         packed_rows(net.task, data.encoded),
     )
     kept = cost.tokens_kept(result.trace, net.depth, 4) * net.depth
@@ -217,6 +217,6 @@ def test_bad_settings_are_refused() -> None:
     costs = [{"alpha": -1.0}, {"alpha": inf}, {"alpha_both": inf}, {"guide": 2.0}]
     for wrong in ({"samples": 1}, {"slack": -0.01}, {"slack": nan}, *costs, *rates):
         with pytest.raises(OfframpError):
-            Options(**wrong)
+            TRBERTOptions(**wrong)
     with pytest.raises(OfframpError, match="everybody stays"):
-        Settings(threshold=1.5)
+        TRBERTSettings(threshold=1.5)

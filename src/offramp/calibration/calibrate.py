@@ -36,7 +36,7 @@ from offramp.calibration.subject import (
 from offramp.decoding.calibration import decoder_candidates
 from offramp.inference.batching import full_macs, score_policy
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
-from offramp.methods import Method
+from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Fixed, Lengths, Threshold
@@ -89,9 +89,9 @@ def _for_decoder(subject: CalibrationContext) -> tuple[list[Settings], Calibrati
 def explore_settings(subject: CalibrationContext, recording: ExitRecording) -> list[OperatingPoint]:
     """What settings do, the loosest last; of a pair all exits under a few of its lengths."""
     network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
-    if method.pair is not None:
-        searched = [method.pair.settings.part(0, one) for one in subject.searched]
-        lengths = [*unique_settings([*searched, *candidate_settings(network, method.pair.length, recording)]), {}]
+    if isinstance(method, PairMethod):
+        searched = [method.merged_settings.part(0, one) for one in subject.searched]
+        lengths = [*unique_settings([*searched, *candidate_settings(network, method.length, recording)]), {}]
         full = subject.predictions(subject.run({}, None))
         *found, loosest = (point for one in lengths for point in pair_points_at_lengths(subject, one, full, apart=True))
         return [*monotone_scores(pareto_front(shrink_scores(found, better), loosest, better)[:-1], better), loosest]
@@ -117,8 +117,8 @@ def pair_points_at_lengths(
     """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
     last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows and scored on the
     other half, since nobody will score them on other ones."""
-    pair, under = subject.method.pair, subject.exits_at_lengths(lengths)
-    assert pair is not None
+    pair, under = subject.method, subject.exits_at_lengths(lengths)
+    assert isinstance(pair, PairMethod)
     recording = under.record()
     if has_searchable_thresholds(under.method):
         seen = under, recording
@@ -131,14 +131,14 @@ def pair_points_at_lengths(
         tries = candidate_settings(under.network, under.method, recording)
     point = point_evaluator(under, recording if under.method.replays else None, full)
     made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
-    return [replace(p, settings=pair.settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
+    return [replace(p, settings=pair.merged_settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
 
 
 def calibration_subset(method: Method, data: Data) -> Data:
     """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
     rows, tokens = len(data.rows), sum(len(one.ids) for one in data.encoded)
     kept = min(ENOUGH, max(FEW, rows * LONG // max(1, tokens)))
-    if rows <= kept or (method.replays and method.pair is None) or isinstance(method.space, Fixed):
+    if rows <= kept or method.replays or isinstance(method.space, Fixed):
         return data
     return _some(data, [number * rows // kept for number in range(kept)])
 

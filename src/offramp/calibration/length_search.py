@@ -26,7 +26,7 @@ from offramp.calibration.grids import cliff_lengths, constant_length_grid, lengt
 from offramp.calibration.subject import CalibrationContext, Predictions, Settings, point_evaluator
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import OperatingPoint, pareto_front
-from offramp.methods import Method
+from offramp.methods import Method, PairMethod
 from offramp.methods._shared.lengths import counts
 from offramp.nn.setting_space import Lengths
 
@@ -73,7 +73,7 @@ class SearchProgress:
 
 def length_space(method: Method) -> Lengths:
     """The lengths that a method lets be searched, or a clear answer why not."""
-    space = method.pair.length.space if method.pair else method.space
+    space = method.length.space if isinstance(method, PairMethod) else method.space
     if not isinstance(space, Lengths):
         raise OfframpError(
             "a search over lengths",
@@ -139,7 +139,7 @@ def evaluate_configuration(subject: CalibrationContext, gene: Gene, full: Predic
     """What a configuration does on the subject's rows; with exits, at settings spread over their front. `full`: what
     the full model answers to these rows."""
     lengths: Settings = {length_space(subject.method).name: kept_shares(gene)}
-    if subject.method.pair is None:
+    if not isinstance(subject.method, PairMethod):
         return (point_evaluator(subject, None, full)(lengths),)
     return tuple(pair_points_at_lengths(subject, lengths, full))
 

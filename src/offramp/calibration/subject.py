@@ -20,7 +20,7 @@ from offramp.calibration.thresholds import search_thresholds
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded
 from offramp.inference.operating_points import OperatingPoint
-from offramp.methods import Method
+from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
 from offramp.nn.confidence import token_uncertainty
 from offramp.nn.exit_policies import UncertaintyPolicy
@@ -84,8 +84,8 @@ class CalibrationContext:
 
     def exits_at_lengths(self, settings: Settings) -> CalibrationContext:
         """The exits of a pair while its length method runs at these settings."""
-        assert self.method.pair is not None
-        length, depth = self.method.pair.length, self.method.pair.depth
+        assert isinstance(self.method, PairMethod)
+        length, depth = self.method.length, self.method.depth
         made = methods.configure(length.settings, settings, length.name)
         return replace(self, method=depth, length_policy=length.policy(self.network, made), searched=())
 

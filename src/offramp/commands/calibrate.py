@@ -33,7 +33,7 @@ from offramp.inference.batching import full_macs
 from offramp.inference.model_card import render_model_card
 from offramp.inference.operating_points import OperatingPoints, RiskGuarantee, pareto_front
 from offramp.inference.predictor import Predictor
-from offramp.methods import Method
+from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
 from offramp.utils.files import write_text
 
@@ -134,7 +134,7 @@ def _half(
 
 
 def _candidates(subject: CalibrationContext, tape: ExitRecording | None) -> list[Settings]:
-    if subject.method.pair is not None:
+    if isinstance(subject.method, PairMethod):
         *tried, loosest = explore_settings(subject, subject.record())
         return [p.settings for p in pareto_front(tried, loosest, subject.network.task.higher_is_better)]
     tape = tape or subject.record()

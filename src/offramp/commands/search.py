@@ -37,6 +37,7 @@ from offramp.inference import run_folder as folders
 from offramp.inference.model_card import render_model_card
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor
+from offramp.methods._base import PairMethod
 from offramp.nn.batches import Data
 from offramp.utils.files import read_json, write_json, write_text
 from offramp.utils.hardware import best_precision
@@ -132,12 +133,12 @@ def _again(
     subject: CalibrationContext, gene: Gene, points: list[OperatingPoint], full: Predictions
 ) -> Sequence[OperatingPoint]:
     """The same settings on the subject's rows."""
-    pair, lengths = subject.method.pair, {length_space(subject.method).name: kept_shares(gene)}
-    if pair is None:
+    pair, lengths = subject.method, {length_space(subject.method).name: kept_shares(gene)}
+    if not isinstance(pair, PairMethod):
         return [point_evaluator(subject, None, full)(lengths)]
     under = subject.exits_at_lengths(lengths)
     point = point_evaluator(under, under.record() if under.method.replays else None, full)
-    fresh = [point(pair.settings.part(1, known.settings)) for known in points]
+    fresh = [point(pair.merged_settings.part(1, known.settings)) for known in points]
     return [replace(new, settings=known.settings) for new, known in zip(fresh, points, strict=True)]
 
 

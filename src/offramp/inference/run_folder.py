@@ -121,7 +121,7 @@ def build_network(
 ) -> Network:
     """A network with the method's modules in it; `fresh` names parameters of `hf` that were never trained."""
     net = replace(network(hf, task), fresh=fresh)
-    method.check(net)
+    methods.check_serves(method, task)
     for name, module in method.modules(net, options).items():
         net.added[name] = module
     return net

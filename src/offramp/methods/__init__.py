@@ -50,16 +50,12 @@ def get(name: str) -> Method:
         fix = f"use one of: {', '.join(names())}; or two of them, like length_adaptive+branchynet"
         raise OfframpError("a method", repr(name), fix)
     file = import_module(f"{__name__}.{name}")
-    found = [kind for _, kind in inspect.getmembers(file, inspect.isclass) if _is_method_of(kind, file.__name__)]
+    classes = [kind for _, kind in inspect.getmembers(file, inspect.isclass) if kind.__module__ == file.__name__]
+    found = [kind for kind in classes if issubclass(kind, Method)]
     if len(found) != 1 or found[0].name != name:
         given = ", ".join(f"{kind.__name__} (name={kind.name!r})" for kind in found) or "none"
         raise OfframpError(f"one Method with name={name!r} in methods/{name}", given, "define exactly one there")
-    method: Method = found[0]()
-    return method
-
-
-def _is_method_of(kind: type, module: str) -> bool:
-    return issubclass(kind, Method) and kind.__module__ == module
+    return found[0]()
 
 
 def pairs() -> list[str]:

@@ -103,5 +103,7 @@ class BERxiT(DepthMethod):
 
     def stages(self, network: Network, options: BERxiTOptions) -> list[Stage]:
         """Alternating training; the backbone alone before that if asked."""
-        stage = Alternating(network, "alternating", options.head_lr, objective=self.objective(options), soft=soft(options))
+        stage = Alternating(
+            network, "alternating", options.head_lr, objective=self.objective(options), soft=soft(options)
+        )
         return after(options, stage)
