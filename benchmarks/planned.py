@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from offramp import __version__, methods
-from offramp.cli._options import command_line
 from offramp.data.readers import read
 from offramp.errors import OfframpError
 from offramp.evaluation.contenders import Everything, ours
-from offramp.evaluation.result_cells import Origin, evaluate, hardware, model_name, place
+from offramp.evaluation.result_cells import Origin, evaluate_setting, hardware, model_name, place
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
+from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
 
 FULL = ("the whole stack", -1)
@@ -190,7 +190,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     made, cells = variants(runs, options), dict[Name, dict[str, Any]]()
     for name, settings in made.items():
         run = runs[name[1]]
-        cells[name] = evaluate(run.predictor, rows, settings, Origin(data, split, command_line(PROGRAM), run.recipe))
+        origin = Origin(data, split, command_line(PROGRAM), run.recipe)
+        cells[name] = evaluate_setting(run.predictor, rows, settings, origin)
         print(f"{name[0]}, {Path(run.folder).name}: {cells[name]['metrics']}", file=sys.stderr, flush=True)
     some = rows[:: max(1, len(rows) // options.timed)][: options.timed]
     speeds = {str(size): timed(runs, made, some, size, options.rounds) for size in options.batch_sizes}

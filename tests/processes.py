@@ -17,7 +17,7 @@ from pathlib import Path
 PRELOAD = [  # what a command imports
     "offramp.cli",
     "offramp.methods.deebert",
-    "offramp.cli.console",
+    "offramp.cli.printing.tables",
     "offramp.tasks.classification",
     "offramp.commands.train",
     "sklearn.metrics",

@@ -16,7 +16,7 @@ import pytest
 
 import offramp
 from offramp import cli
-from offramp.cli._options import command_line
+from offramp.utils.command_line import command_line
 from tests import runs
 
 COMMANDS = cli.names()
@@ -179,7 +179,7 @@ def test_an_existing_run_needs_force(call: Call, base: str) -> None:
 
 
 def test_a_bug_of_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offramp.cli.console.show_environment", lambda: 1 / 0)
+    monkeypatch.setattr("offramp.commands.info.environment", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["info", "--env"])
 
@@ -188,6 +188,6 @@ def test_ctrl_c_anywhere_is_130(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
     def stop() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("offramp.cli.console.show_environment", stop)
+    monkeypatch.setattr("offramp.commands.info.environment", stop)
     said = call("info", "--env")
     assert said.code == 130 and "stopped" in said.err and "a search or a comparison with --resume" in said.err

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from offramp.calibration.length_search import SearchPlan
-from offramp.cli import search_progress as searching
-from offramp.cli.search_progress import drawing
+from offramp.cli.printing import progress
+from offramp.cli.printing.progress import draw_front
 from offramp.evaluation.budgets import spots
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
@@ -58,8 +58,8 @@ def test_what_cannot_be_searched_is_refused(call: Call, trained: Path) -> None:
 
 def test_scoring_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.StringIO()
-    monkeypatch.setattr(searching, "err", Console(file=drawn, force_terminal=True, width=100))
-    with searching.SearchConsole(SearchPlan()) as live:
+    monkeypatch.setattr(progress, "err", Console(file=drawn, force_terminal=True, width=100))
+    with progress.SearchDisplay(SearchPlan()) as live:
         for done in range(3):
             live.scoring(done, 2)
             live.live.refresh()
@@ -68,7 +68,7 @@ def test_scoring_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_front_is_drawn_in_letters() -> None:
     best = [OperatingPoint({}, 0.4, 0.6, 3.0), OperatingPoint({}, 1.0, 0.9, 3.0)]
-    lines = drawing(best, [OperatingPoint({}, 0.7, 0.75, 3.0)]).splitlines()
+    lines = draw_front(best, [OperatingPoint({}, 0.7, 0.75, 3.0)]).splitlines()
     assert lines[0].rstrip().endswith("●") and lines[0].startswith("  0.9000") and lines[11].startswith("  0.6000 │ ●")
     assert "0.400" in lines[-1] and "1.000" in lines[-1] and sum("·" in line for line in lines) == 1
-    assert drawing(best[:1], best[:1])
+    assert draw_front(best[:1], best[:1])

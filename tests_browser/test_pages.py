@@ -82,7 +82,7 @@ def test_explain_slides_over_budgets(page: Page, story: Path) -> None:
 
 
 def test_report_sorts_and_tells_what_is_pointed_at(page: Page, folder: Path) -> None:
-    report(str(folder), str(folder / "made"))
+    report(str(folder), out=str(folder / "made"))
     page.goto((folder / "made" / "report.html").as_uri())
     rows = page.locator("#table tbody tr")
     first = rows.first.inner_text()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from offramp.cli import main
-from offramp.cli.comparison_progress import status
+from offramp.cli.printing.progress import status_line
 from offramp.commands import compare as study
-from offramp.commands.compare import Place, Progress, compare
+from offramp.commands.compare import ComparisonProgress, Place, run_plan
 from offramp.errors import OfframpError
 from offramp.evaluation.clocking import clock
 from offramp.evaluation.collect import collect
@@ -81,11 +81,11 @@ def test_every_cell_runs_once_and_a_broken_one_stops_nobody(
         return real(cell, plan, out)
 
     monkeypatch.setattr(study, "trained", sabotaged)
-    made = compare(plan, where)
+    made = run_plan(plan, where)
     assert len(made.done) == 3 and list(made.broken.values()) == ["ValueError: no luck"] and made.left == 0
     monkeypatch.setattr(study, "trained", real)
     started.clear()
-    again = compare(plan, where)
+    again = run_plan(plan, where)
     assert len(again.done) == 4 and not again.broken and len(again.spent) == 1  # only the broken one ran
     cells = json.loads(next((tmp_path / "out" / "cells").glob("*branchynet*")).read_text())
     assert cells[0]["curve"] and cells[0]["trained"]["init"].endswith("full-s42")
@@ -96,17 +96,17 @@ def test_every_cell_runs_once_and_a_broken_one_stops_nobody(
     assert sizes == {1, 32} and len(collect(str(file.parent)).benches) == 1
     before = file.stat().st_mtime_ns
     assert clock(timed, tmp_path / "out", 4, "offramp compare") == {} and file.stat().st_mtime_ns == before
-    elsewhere = compare(plan, Place(tmp_path / "new", collect=str(tmp_path / "out" / "cells")))
+    elsewhere = run_plan(plan, Place(tmp_path / "new", collect=str(tmp_path / "out" / "cells")))
     assert len(elsewhere.collected) == 3 and len(elsewhere.done) == 1  # words are counted anew
     assert len(collect(tmp_path / "new" / "cells").entries) == 4  # what was collected stands in the report
     longer = replace(plan, training={**plan.training, "epochs": 2})
     assert not measured(str(tmp_path / "out" / "cells"), longer)
     with pytest.raises(OfframpError, match="other rules"):
-        compare(longer, where)
+        run_plan(longer, where)
 
 
 def test_a_time_limit_stops_before_a_cell(data: Path, base: str, tmp_path: Path) -> None:
-    made = compare(plan_of(data, base, "full"), Place(tmp_path / "out", time_limit=0.0))
+    made = run_plan(plan_of(data, base, "full"), Place(tmp_path / "out", time_limit=0.0))
     assert made.stopped and made.left == 2 and not made.done
     assert seconds("2h") == 7200 and seconds("90m") == 5400
     for bad in ("", "2", "h", "-1h", "soon"):
@@ -134,5 +134,5 @@ def test_the_command_writes_a_report_and_asks_before_going_on(
 def test_the_status_line() -> None:
     one = Set("words", "t", "r", "classification")
     cells = Plan([one], ["m"], [("full", {}), ("pabee", {}), ("berxit", {})], [1]).cells()
-    made = Progress(cells, done=["a"], broken={"b": "x"}, current="c", spent=[60.0])
-    assert status(made) == "1 of 3 cells, 1 broken, about 1 min left: c"
+    made = ComparisonProgress(cells, done=["a"], broken={"b": "x"}, current="c", spent=[60.0])
+    assert status_line(made) == "1 of 3 cells, 1 broken, about 1 min left: c"

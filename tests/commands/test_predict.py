@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offramp.commands.predict import answer_stream
+from offramp.commands.predict import predict_stream
 from offramp.errors import OfframpError
 from offramp.inference.predictor import CHUNK, Predictor
 from tests import runs
@@ -27,17 +27,17 @@ def texts(count: int) -> list[dict[str, str]]:
 def test_answers_are_in_order_over_many_chunks(predictor: Predictor, tmp_path: Path) -> None:
     count = 2 * CHUNK + 5  # three chunks of batches of one row
     source, output = runs.jsonl(tmp_path / "in.jsonl", texts(count)), tmp_path / "new" / "out.jsonl"
-    done = answer_stream(predictor, source, str(output), predictor.settings(0.5), 1, {})
+    done = predict_stream(predictor, source, str(output), predictor.settings(0.5), 1, {})
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     expected = predictor.predict(texts(count), 0.5, batch_size=1)
     assert answers == json.loads(json.dumps(expected))
-    assert done.rows == count and done.cut == 0
+    assert done.rows == count and done.truncated == 0
     full = predictor.full_macs(predictor.prepare(texts(count)))
-    assert done.share == pytest.approx(sum(a["macs"] for a in expected) / full)
+    assert done.mac_share == pytest.approx(sum(a["macs"] for a in expected) / full)
 
 
 def test_to_standard_output(predictor: Predictor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer_stream(predictor, runs.jsonl(tmp_path / "in.jsonl", texts(3)), None, predictor.settings(), 2, {})
+    predict_stream(predictor, runs.jsonl(tmp_path / "in.jsonl", texts(3)), None, predictor.settings(), 2, {})
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["label"] in ("good", "bad") for line in lines] == [True] * 3
 
@@ -50,7 +50,7 @@ def test_from_standard_input(
     lines = [json.dumps(row) if form == "{}" else row["text"] for row in rows]
     given = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()))
     monkeypatch.setattr("sys.stdin", given)
-    assert answer_stream(predictor, "-", None, predictor.settings(1.0), 32, {}).rows == 4
+    assert predict_stream(predictor, "-", None, predictor.settings(1.0), 32, {}).rows == 4
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert answers == json.loads(json.dumps(predictor.predict(rows, 1.0)))
 
@@ -60,12 +60,12 @@ def test_a_bad_row_leaves_the_old_answers(predictor: Predictor, tmp_path: Path) 
     output = tmp_path / "out.jsonl"
     output.write_text("answers of yesterday")
     with pytest.raises(OfframpError) as caught:
-        answer_stream(predictor, runs.jsonl(tmp_path / "in.jsonl", rows), str(output), predictor.settings(), 1, {})
+        predict_stream(predictor, runs.jsonl(tmp_path / "in.jsonl", rows), str(output), predictor.settings(), 1, {})
     assert f"counted from row {CHUNK + 1}" in str(caught.value) and "row 3: 'text' is empty" in str(caught.value)
     assert runs.files(tmp_path).keys() == {"in.jsonl", "out.jsonl"} and output.read_text() == "answers of yesterday"
 
 
 def test_other_column_names_and_long_texts(predictor: Predictor, tmp_path: Path) -> None:
     source = runs.jsonl(tmp_path / "in.jsonl", [{"sentence": "good film " * 60}, {"sentence": "a bad film"}])
-    done = answer_stream(predictor, source, str(tmp_path / "out.jsonl"), predictor.settings(), 8, {"text": "sentence"})
-    assert (done.rows, done.cut) == (2, 1)
+    done = predict_stream(predictor, source, str(tmp_path / "out.jsonl"), predictor.settings(), 8, {"text": "sentence"})
+    assert (done.rows, done.truncated) == (2, 1)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.cli import bench_view as benchview
+from offramp.cli.printing.bench_tables import bench_cells, bench_table, print_bench
 from offramp.errors import OfframpError
 from offramp.evaluation import bench as benches
 from offramp.evaluation import bench_file as benchfile
-from offramp.evaluation.bench import Measured, Plan, Where, bench
+from offramp.evaluation.bench import Measured, Plan, Where, run_bench
+from offramp.evaluation.bench_figure import draw_bench
 from offramp.evaluation.contenders import Contender, Field, Said, buy
 from offramp.evaluation.course import Course, course
 from offramp.evaluation.peers import Ground
@@ -41,7 +42,7 @@ class Silent:
 
 def made(run: Path, folder: Path, plan: Plan = SMALL, kind: str = "classification") -> dict[str, Any]:
     where = Where(folder / "bench.json", str(folder), "offramp bench")
-    return bench(str(run), runs.rows(kind, 12, 3), "tiny/test.jsonl", plan, where, Silent())
+    return run_bench(str(run), runs.rows(kind, 12, 3), "tiny/test.jsonl", plan, where, Silent())
 
 
 def test_every_field_of_the_design(trained: Path, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_how_often_less_precision_departs_from_fp32(trained: Path) -> None:
     assert told == [{"answers": 0.25, "exits": 0.5}, None, None, None, {"answers": 0.5, "exits": None}]
     entries = benchfile.entries(found, LABELS[:2], 4, (4, "given"))
     assert [entry["disagrees_with_fp32"] for entry in entries] == told
-    wide, usual = (benchview.table(part, "accuracy", "") for part in (entries, entries[1:4]))
+    wide, usual = (bench_table(part, "accuracy", "") for part in (entries, entries[1:4]))
     assert len(wide.columns) == len(usual.columns) + 2  # told only where somebody has it
     assert sorted(wide.columns[-2]._cells) == ["", "", "", "25.00%", "50.00%"]
 
@@ -241,12 +242,12 @@ def test_names_that_there_are_not(trained: Path, tmp_path: Path, wrong: dict[str
 def test_the_table_and_the_picture(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = made(trained, tmp_path)
     found["failed"] = [{"engine": "x", "precision": "int8", "reason": "not [installed]"}]
-    benchview.show(found)
+    print_bench(found)
     said = capsys.readouterr().out
     assert "batch 4, rows sorted by length" in said and "x int8 is missing: not [installed]" in said
     assert f"hardware: {found['hardware']}; threads: 1" in said and "token ids to logits" in said
     ours = next(e for e in found["rows"] if e["budget"] == 0.5)
-    words = benchview.cells(ours, "accuracy")
+    words = bench_cells(ours, "accuracy")
     assert words[0] == "offramp torch" and words[2] == "0.5" and f"{ours['mac_share']:.3f}" in words
-    benchview.draw(found, tmp_path / "new" / "curve.png")
+    draw_bench(found, tmp_path / "new" / "curve.png")
     assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -139,7 +139,7 @@ def test_runs_that_differ_in_one_number_make_one_curve(tmp_path: Path) -> None:
     assert whole.variant == "penalty=1e-3 or 1e-2, soft_lr=0.1" and whole.files == ("dear.json", "cheap.json")
     assert whole.full == Spot(0.8, 0.91) and [spot.share for spot in whole.curve] == [0.2, 0.3, 0.7, 0.8]
     assert whole.chosen == {"0.005": Spot(0.8, 0.91), "0.01": Spot(0.3, 0.88), "0.02": Spot(0.3, 0.88)}
-    report(str(tmp_path), str(tmp_path / "made"))
+    report(str(tmp_path), out=str(tmp_path / "made"))
     said = (tmp_path / "made" / "report.md").read_text(encoding="utf-8")
     assert "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 1 | accuracy | 91.0 | 91.0 at 0.800 |" in said
     assert said.count("| power_bert") == 5  # each run for itself too
@@ -159,7 +159,7 @@ def test_what_counts_as_a_loss_depends_on_the_metric(tmp_path: Path) -> None:
 
 
 def test_timings_may_lie_in_another_folder(folder: Path) -> None:
-    found, _ = report(str(folder / "exits"), str(folder / "made"), speeds=str(folder / "house"))
+    found = report(str(folder / "exits"), out=str(folder / "made"), speeds=str(folder / "house")).found
     assert len(found.benches) == len(found.lengths) == 1 and len(found.entries) == 3
 
 
@@ -180,7 +180,7 @@ def test_the_report_is_one_page_with_pictures_and_tables(folder: Path, capsys: p
 
 
 def test_a_folder_of_one_experiment_is_named_by_its_data_alone(folder: Path) -> None:
-    made = {path.name for path in report(str(folder / "exits"), str(folder / "made"))[1]}
+    made = {path.name for path in report(str(folder / "exits"), out=str(folder / "made")).written}
     assert made == {"report.html", "report.md", "report.tex", "sst2.png", "sst2.svg"}
     assert (folder / "made" / "report.md").read_text(encoding="utf-8").startswith("### sst2")
 

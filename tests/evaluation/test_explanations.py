@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from offramp.cli import explanation as story
 from offramp.cli import main
+from offramp.cli.printing.explanation import print_explanation
 from offramp.errors import OfframpError
-from offramp.evaluation.explanations import GONE, IDLE, LIVE, Explanation, explain
+from offramp.evaluation.explanations import GONE, IDLE, LIVE, Explanation, explain_input
 from offramp.evaluation.pages import explanation_page
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
@@ -25,7 +25,7 @@ TEXTS = {"classification": ["a good film"], "pairs": ["the man", "a good man"], 
 
 def told(run: Path, kind: str, budget: float | None = 1.0) -> Explanation:
     predictor = Predictor.load(run, "torch")
-    return explain(predictor, run.name, TEXTS[kind], predictor.settings(budget))
+    return explain_input(predictor, run.name, TEXTS[kind], predictor.settings(budget))
 
 
 @pytest.mark.parametrize("kind", runs.TASKS)
@@ -50,7 +50,7 @@ def test_the_tokens_of_an_answer_are_marked(every_task: dict[str, Path]) -> None
     assert answer["answer"], "this tiny model answers something"
     assert "".join(made.tokens[i] for i in step.within).replace("##", "") == answer["answer"].replace(" ", "")
     plain = io.StringIO()
-    story.show(made, Console(file=plain, width=200))
+    print_explanation(made, Console(file=plain, width=200))
     assert f"[{made.tokens[step.within[0]]}]" in plain.getvalue() and "start:" not in plain.getvalue()
 
 
@@ -68,7 +68,7 @@ def test_stories_run_from_cheap_to_full_and_cost_what_predictions_cost(trained: 
 
 def test_a_translation_shows_after_which_block_each_word_was_said(spoken: Path) -> None:
     predictor = Predictor.load(spoken, "torch")
-    made = explain(predictor, "run", ["a b c"], predictor.settings(0.9))
+    made = explain_input(predictor, "run", ["a b c"], predictor.settings(0.9))
     story, (said,) = made.stories[made.chosen], predictor.predict(["a b c"], budget=0.9)
     pieces = [piece.lstrip("Ġ▁") for piece in said["pieces"]]
     assert (story.answer["text"], story.pieces) == (said["text"], pieces)
@@ -82,7 +82,7 @@ def test_a_translation_shows_after_which_block_each_word_was_said(spoken: Path) 
 
 def test_the_page_holds_everything_and_closes_no_script(trained: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(trained, "torch")
-    made = explain(predictor, "run", ["a <!-- <script> </script> film"], predictor.settings(1.0))
+    made = explain_input(predictor, "run", ["a <!-- <script> </script> film"], predictor.settings(1.0))
     explanation_page(made, str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     held = text.split('type="application/json">')[1].split("</script>")[0]
@@ -97,7 +97,8 @@ def test_a_word_that_has_its_tag_keeps_it(base: str, tmp_path: Path) -> None:
     for threshold in (0.5, 0.9, 0.99):
         for row in rows:
             text = " ".join(row["tokens"])
-            made = explain(predictor, "run", [text], predictor.settings(given={"threshold": threshold, "window": 1}))
+            settings = predictor.settings(given={"threshold": threshold, "window": 1})
+            made = explain_input(predictor, "run", [text], settings)
             story = made.stories[made.chosen]
             assert story.steps[-1].answer == story.answer
 
@@ -107,7 +108,7 @@ def test_without_styles_tokens_are_marked(trained: Path) -> None:
     step = made.stories[made.chosen].steps[-1]
     step.tokens[1:3] = [GONE, IDLE]
     out = io.StringIO()
-    story.show(made, Console(width=100, file=out))
+    print_explanation(made, Console(width=100, file=out))
     assert " · " in out.getvalue() and f"({made.tokens[2]})" in out.getvalue()
 
 
@@ -115,7 +116,7 @@ def test_tokens_that_left_are_shown_as_gone(trained: Path, capsys: pytest.Captur
     made = told(trained, "classification")
     step = made.stories[made.chosen].steps[-1]
     step.tokens[1] = GONE
-    story.show(made, Console(width=100))
+    print_explanation(made, Console(width=100))
     assert "1 of" in capsys.readouterr().out
 
 
@@ -123,7 +124,7 @@ def test_tokens_that_left_are_shown_as_gone(trained: Path, capsys: pytest.Captur
 def test_bad_input(trained: Path, texts: list[str], says: str) -> None:
     predictor = Predictor.load(trained, "torch")
     with pytest.raises(OfframpError, match=says):
-        explain(predictor, "run", texts, predictor.settings(1.0))
+        explain_input(predictor, "run", texts, predictor.settings(1.0))
 
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from offramp.errors import OfframpError
 from offramp.evaluation.point_sweep import sweep
-from offramp.evaluation.result_cells import Origin, evaluate
+from offramp.evaluation.result_cells import Origin, evaluate_setting
 from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
@@ -33,7 +33,7 @@ def test_cells_are_those_of_real_runs(every_task: dict[str, Path], kind: str) ->
     for cell in cells:
         chosen = cell["chosen"]
         asked = {"max_loss": chosen["value"]} if chosen["by"] == "max_loss" else wishes[chosen["by"]]
-        real = evaluate(predictor, rows, predictor.settings(**asked), origin, batch_size=6)
+        real = evaluate_setting(predictor, rows, predictor.settings(**asked), origin, batch_size=6)
         assert {k: v for k, v in cell.items() if k not in CLOCK} == {k: v for k, v in real.items() if k not in CLOCK}
         assert cell["seconds"] is None
 
@@ -43,7 +43,7 @@ def test_the_curve_has_every_point_and_what_was_promised_of_it(trained: Path) ->
     assert predictor.points is not None and not any("curve" in cell for cell in others)
     assert len(first["curve"]) == len(predictor.points.points) > 1
     for spot, point in zip(first["curve"], predictor.points.points, strict=True):
-        real = evaluate(predictor, rows, predictor.settings(given=point.settings), origin, batch_size=6)
+        real = evaluate_setting(predictor, rows, predictor.settings(given=point.settings), origin, batch_size=6)
         assert (spot["metrics"], spot["share_of_full"]) == (real["metrics"], real["macs"]["share_of_full"])
         assert spot["expected"]["mac_share"] == point.mac_share and spot["settings"] == point.settings
 

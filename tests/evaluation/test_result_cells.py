@@ -12,7 +12,7 @@ import pytest
 
 import offramp
 from offramp.errors import OfframpError
-from offramp.evaluation.result_cells import Origin, evaluate, hardware
+from offramp.evaluation.result_cells import Origin, evaluate_setting, hardware
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from tests import runs
@@ -27,7 +27,7 @@ METRICS = {"classification": "accuracy", "pairs": "f1", "regression": "pearson",
 def cell(run: Path, kind: str, budget: float | None = None, rows: runs.Rows | None = None) -> dict[str, Any]:
     predictor = Predictor.load(run)
     origin = Origin("tiny", "test", "offramp eval", read_recipe(run))
-    return evaluate(predictor, rows or runs.rows(kind, 20, 3), predictor.settings(budget), origin, batch_size=6)
+    return evaluate_setting(predictor, rows or runs.rows(kind, 20, 3), predictor.settings(budget), origin, batch_size=6)
 
 
 @pytest.mark.parametrize("kind", runs.TASKS)

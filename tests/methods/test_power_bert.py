@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from offramp import engines, methods
-from offramp.cli.console import show_run
+from offramp.cli.printing.tables import print_run
+from offramp.commands.info import info
 from offramp.core.loop import Result, run
 from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
@@ -163,7 +164,7 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
         read_description(run_)["layers"] == {"counts": found}
         and f"counts {listed}." in (run_ / "README.md").read_text()
     )
-    show_run(str(run_))
+    print_run(str(run_), info(run_))
     assert f"layers: {{'counts': [{listed}]}}" in capsys.readouterr().out
     net, kept = made(counts=(9, 6, 2))
     reuse_added_modules(net, methods.get("power_bert"), str(run_))  # as when --model names that run

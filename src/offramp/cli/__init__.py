@@ -23,8 +23,7 @@ FIRST = ["train", "calibrate", "search", "eval", "predict"]  # how help lists th
 
 def names() -> list[str]:
     """The commands there are: the files of this folder."""
-    pieces = {"bars", "bench_view", "comparison_progress", "console", "explanation", "search_progress"}
-    found = {p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_")} - pieces
+    found = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")}
     return [name for name in FIRST if name in found] + sorted(found - set(FIRST))
 
 

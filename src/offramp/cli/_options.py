@@ -1,16 +1,14 @@
-"""What commands share: options under one name, and how key=value is read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offramp.errors import OfframpError
 
-BUDGET = "share of the full model's compute, above 0 and at most 1; else what loses at most half a point"
+BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
 Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
@@ -26,28 +24,25 @@ Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all
 Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
 
 
-def pairs(given: list[str] | None, flag: str) -> dict[str, str]:
-    pairs = {}
+def key_values(given: list[str] | None, flag: str) -> dict[str, str]:
+    """Return `key=value` items as a dictionary."""
+    found = {}
     for item in given or []:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
-        pairs[key] = value
-    return pairs
+        found[key] = value
+    return found
 
 
-def seconds(latency: str | None) -> float | None:
-    """`--latency 5ms` in seconds."""
-    from offramp.inference.operating_points import parse_latency
-
-    return None if latency is None else parse_latency(latency)
+def comma_list(text: str) -> tuple[str, ...]:
+    """Return the words of `a,b`, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def command_line(program: str = "offramp") -> str:
-    """The command as typed, without the folders of this machine."""
-    return " ".join([program, *map(_short, sys.argv[1:])])
-
-
-def _short(word: str) -> str:
-    option, given, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
-    return option + given + ("/".join(Path(value).parts[-2:]) if value.startswith(("/", "~")) else value)
+def comma_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Return the whole numbers of `1,8,32`, each once."""
+    try:
+        return tuple(int(word) for word in comma_list(text))
+    except ValueError as error:
+        raise OfframpError(f"whole numbers for {flag}", repr(text), f"write {flag} 1,8,32") from error

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Json, command_line, pairs
+from offramp.cli._options import Columns, Json, key_values
+from offramp.utils.command_line import command_line
 
 
 def command(
@@ -18,10 +19,16 @@ def command(
     json: Json = None,
 ) -> None:
     """What TF-IDF and logistic regression reach on the same rows, in milliseconds and without a Transformer."""
-    from offramp.cli import console
+    from pathlib import Path
+
+    from offramp.cli.printing.tables import print_cell
     from offramp.data.readers import read
     from offramp.evaluation.baselines import tfidf
+    from offramp.utils.files import write_json
 
-    names = pairs(column, "--column")
+    names = key_values(column, "--column")
     rows = read(train, columns=names, limit=limit)
-    console.show_cell(tfidf(rows, read(data, columns=names), (train, data), command_line()), json)
+    cell = tfidf(rows, read(data, columns=names), (train, data), command_line())
+    if json:
+        write_json(Path(json), cell)
+    print_cell(cell)

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Run, command_line, pairs
+from offramp.cli._options import Columns, Run, comma_list, comma_numbers, key_values
+from offramp.errors import OfframpError
+from offramp.utils.command_line import command_line
 
 
 def command(
@@ -15,45 +17,69 @@ def command(
     data: Annotated[str, typer.Option(help="labelled rows")],
     what: Annotated[str, typer.Option(help="speed, growth, startup or overhead")] = "speed",
     batch_sizes: Annotated[str, typer.Option(help="rows in a batch")] = "1,8,32",
-    budgets: Annotated[str, typer.Option(help="of ours: shares, default, max-loss=0.01, risk=0.01, latency=5ms")] = (
-        "1.0,0.5,0.3"
-    ),
-    engines: Annotated[str, typer.Option(help="of ours: auto, openvino, torch")] = "auto",
-    against: Annotated[str, typer.Option(help="peers: hf, hf-compile, onnxruntime, openvino; or an engine of ours")] = (
-        "hf,hf-compile,onnxruntime,openvino"
-    ),
-    precisions: Annotated[str, typer.Option(help="of everybody who has them")] = "fp32,bf16,int8",
+    budgets: Annotated[
+        str, typer.Option(help="of the run: shares, default, max-loss=0.01, risk=0.01, latency=5ms")
+    ] = "1.0,0.5,0.3",
+    engines: Annotated[str, typer.Option(help="of Offramp: auto, openvino, torch")] = "auto",
+    against: Annotated[
+        str, typer.Option(help="other runtimes: hf, hf-compile, onnxruntime, openvino; or an engine of Offramp")
+    ] = "hf,hf-compile,onnxruntime,openvino",
+    precisions: Annotated[str, typer.Option(help="wherever a runtime has them")] = "fp32,bf16,int8",
     orders: Annotated[str, typer.Option(help="batches as rows are given, and sorted by length")] = "given,sorted",
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds after the warm-up")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="for everybody; torch's own number if left out")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="of every runtime; torch's own number if left out")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="use only the first N rows")] = None,
-    memory: Annotated[bool, typer.Option(help="measure memory too, each in a fresh process")] = True,
+    memory: Annotated[bool, typer.Option(help="measure memory too, each runtime in a fresh process")] = True,
     png: Annotated[str | None, typer.Option(help="draw score against speed here")] = None,
-    json: Annotated[str | None, typer.Option("--json", help="write here; a file cut short is gone on with")] = None,
+    json: Annotated[str | None, typer.Option("--json", help="write here; a file cut short is continued")] = None,
     column: Columns = None,
 ) -> None:
-    """Measure this machine: rows a second, latency, memory and score of a run at several budgets, and of its peers."""
-    import torch
+    """Measure rows a second, latency, memory and score of a run at several budgets, and of other runtimes."""
+    from offramp.cli.printing.bench_tables import print_bench
+    from offramp.cli.printing.progress import BenchDisplay
+    from offramp.cli.printing.tables import print_measurements
+    from offramp.commands.bench import bench, bench_other
 
-    from offramp.commands import bench as measure
-    from offramp.data.readers import read
-    from offramp.evaluation.bench import Plan
-
-    measure.check(what)
-    plan = Plan(
-        measure.numbers(batch_sizes, "--batch-sizes"),
-        measure.words(budgets),
-        measure.words(engines),
-        measure.words(against),
-        measure.words(precisions),
-        measure.words(orders),
-        rounds,
-        threads or torch.get_num_threads(),
-        memory,
-    )
-    given = read(data, columns=pairs(column, "--column"), limit=rows)
-    request = measure.Request(run, given, data, plan, command_line())
-    if what == "speed":
-        measure.speed(request, json, png)
-    else:
-        measure.aside(request, what, json)
+    sizes, names = comma_numbers(batch_sizes, "--batch-sizes"), key_values(column, "--column")
+    if what != "speed":
+        made = bench_other(
+            run,
+            data,
+            what,
+            budget=comma_list(budgets)[0],
+            engines=comma_list(engines),
+            precision=comma_list(precisions)[0],
+            batch_size=max(sizes),
+            rounds=rounds,
+            threads=threads,
+            rows=rows,
+            columns=names,
+            json=json,
+            command=command_line(),
+        )
+        print_measurements(made)
+        return
+    with BenchDisplay() as progress:
+        made = bench(
+            run,
+            data,
+            batch_sizes=sizes,
+            budgets=comma_list(budgets),
+            engines=comma_list(engines),
+            against=comma_list(against),
+            precisions=comma_list(precisions),
+            orders=comma_list(orders),
+            rounds=rounds,
+            threads=threads,
+            rows=rows,
+            memory=memory,
+            columns=names,
+            json=json,
+            png=png,
+            watcher=progress,
+            command=command_line(),
+        )
+    print_bench(made)
+    if not made["rows"]:
+        given = "no engine or runtime could be measured; the reasons are above"
+        raise OfframpError("something to show", given, "install an engine")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, pairs, seconds
+from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, key_values
 from offramp.errors import OfframpError
 
 
@@ -28,18 +28,19 @@ def command(
 ) -> None:
     """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
     from offramp.calibration.latency import LatencyRequest
-    from offramp.cli import console
-    from offramp.cli.bars import bar
-    from offramp.commands.calibrate import recalibrate
+    from offramp.cli.printing.progress import row_bar
+    from offramp.cli.printing.tables import print_points
+    from offramp.commands.calibrate import check_point_request, recalibrate
     from offramp.data.readers import read
+    from offramp.inference.operating_points import parse_latency
 
-    console.check_wish(budget, max_loss)
-    time = seconds(latency)
+    check_point_request(budget, max_loss)
+    time = None if latency is None else parse_latency(latency)
     if time is None and (engine, precision, threads) != ("auto", "fp32", None):
         given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
         raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
     wish = None if time is None else LatencyRequest(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    rows = read(data, columns=pairs(column, "--column"), limit=limit)
-    with bar("calibrating"):
+    rows = read(data, columns=key_values(column, "--column"), limit=limit)
+    with row_bar("calibrating"):
         points = recalibrate(run, rows, data, risk, confidence, wish)
-    console.show_points(points, budget, max_loss)
+    print_points(points, budget, max_loss)

@@ -12,7 +12,13 @@ def command(
     out: Annotated[str | None, typer.Option(help="the run folder (runs/demo, or runs/demo-quick with --quick)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="fewer rows, under 90 seconds")] = False,
 ) -> None:
-    """Fine-tune the carried MiniLM on movie-review sentences and show what a budget buys."""
-    from offramp.commands.demo import demo as show
+    """Fine-tune MiniLM on movie-review sentences and show what each budget buys."""
+    from offramp.cli.printing.console import print_note
+    from offramp.cli.printing.progress import TrainingDisplay
+    from offramp.cli.printing.tables import print_demo
+    from offramp.commands import demo
 
-    show(out or ("runs/demo-quick" if quick else "runs/demo"), quick)
+    run, size = out or demo.default_folder(quick), demo.QUICK if quick else demo.FULL
+    with TrainingDisplay(size.schedule.epochs) as progress:
+        found = demo.demo(run, quick=quick, report=progress.report, note=print_note)
+    print_demo(found, run)

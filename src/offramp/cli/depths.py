@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Limit, Run, Sets, pairs
+from offramp.cli._options import Columns, Limit, Run, Sets, key_values
 
 
 def command(
@@ -31,11 +31,11 @@ def command(
 
     predictor = Predictor.load(run)
     method = predictor.model.method
-    settings = methods.configure(method.settings, pairs(set_, "--set"), method.name)
-    rows = read(data, columns=pairs(column, "--column"), limit=limit) if data else []
+    settings = methods.configure(method.settings, key_values(set_, "--set"), method.name)
+    rows = read(data, columns=key_values(column, "--column"), limit=limit) if data else []
     shown = study.depths(predictor, text or [], settings, rows)
     typer.echo("\n".join(study.lines(shown)))
     if png:
         study.draw(shown, f"word depths of {Path(run).name} ({method.name})", Path(png))
     if json:
-        write_json(Path(json), {"run": Path(run).name, "settings": pairs(set_, "--set"), **shown.to_json()})
+        write_json(Path(json), {"run": Path(run).name, "settings": key_values(set_, "--set"), **shown.to_json()})

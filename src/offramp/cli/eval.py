@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,11 +20,9 @@ from offramp.cli._options import (
     Run,
     Sets,
     Threads,
-    command_line,
-    pairs,
-    seconds,
+    key_values,
 )
-from offramp.errors import OfframpError
+from offramp.utils.command_line import command_line
 
 
 def command(
@@ -42,30 +40,33 @@ def command(
     threads: Threads = None,
     limit: Limit = None,
     column: Columns = None,
-    curve: Annotated[bool, typer.Option("--curve", help="every operating point instead of one")] = False,
+    curve: Annotated[bool, typer.Option("--curve", help="all operating points instead of one setting")] = False,
     json: Json = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
-    from offramp.cli import console
-    from offramp.cli.bars import bar
-    from offramp.data.readers import read
-    from offramp.evaluation import result_cells as study
-    from offramp.evaluation.point_sweep import sweep
-    from offramp.inference.predictor import Predictor
-    from offramp.inference.run_folder import read_recipe
+    from offramp.cli.printing.progress import row_bar
+    from offramp.cli.printing.tables import print_cell, print_curve
+    from offramp.commands.evaluate import check_curve_alone, evaluate, evaluate_points
 
-    predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss, risk, seconds(latency))
-    if curve and (budget, set_, max_loss, risk, latency) != (None,) * 5:
-        raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
-    rows = read(data, columns=pairs(column, "--column"), limit=limit)
-    predictor.task.check(rows, data)
-    origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
+    shared: dict[str, Any] = {
+        "batch_size": batch_size,
+        "engine": engine,
+        "precision": precision,
+        "threads": threads,
+        "limit": limit,
+        "columns": key_values(column, "--column"),
+        "json": json,
+        "command": command_line(),
+    }
     if curve:
-        with bar("evaluating"):
-            cells = sweep(predictor, rows, origin, batch_size)
-        console.show_curve(cells, json)
+        check_curve_alone(budget=budget, set=set_, max_loss=max_loss, risk=risk, latency=latency)
+        with row_bar("evaluating"):
+            cells = evaluate_points(run, data, **shared)
+        print_curve(cells)
         return
-    with bar("evaluating"):
-        cell = study.evaluate(predictor, rows, settings, origin, batch_size)
-    console.show_cell(cell, json)
+    settings = key_values(set_, "--set")
+    with row_bar("evaluating"):
+        cell = evaluate(
+            run, data, budget=budget, max_loss=max_loss, risk=risk, latency=latency, settings=settings, **shared
+        )
+    print_cell(cell)

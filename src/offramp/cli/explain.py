@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, MaxLoss, Run, Sets, pairs
+from offramp.cli._options import Budget, MaxLoss, Run, Sets, key_values
 
 
 def command(
@@ -19,16 +18,12 @@ def command(
     set_: Sets = None,
     html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets here")] = None,
 ) -> None:
-    """Show one input layer by layer: tokens that left, what each off-ramp said, where it stopped and why."""
-    from offramp.cli import console
-    from offramp.cli import explanation as story
-    from offramp.evaluation.explanations import explain
-    from offramp.evaluation.pages import explanation_page
-    from offramp.inference.predictor import Predictor
+    """Show one input layer by layer: tokens that left, the answer of each exit, where it stopped and why."""
+    from offramp.cli.printing.console import out, print_line
+    from offramp.cli.printing.explanation import print_explanation
+    from offramp.commands.explain import explain
 
-    predictor = Predictor.load(run, "torch")
-    made = explain(predictor, Path(run).name, texts, predictor.settings(budget, pairs(set_, "--set"), max_loss))
-    story.show(made, console.out)
+    settings = key_values(set_, "--set")
+    print_explanation(explain(run, texts, budget=budget, max_loss=max_loss, settings=settings, html=html), out)
     if html:
-        explanation_page(made, html)
-        console.out.print(f"written to {html}", markup=False, soft_wrap=True)
+        print_line(f"written to {html}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Json, Limit, Run, command_line, pairs
+from offramp.cli._options import Columns, Json, Limit, Run, key_values
 
 
 def command(
@@ -24,17 +24,18 @@ def command(
     """Check `calibrate --risk` on real rows: prove again and again, count how often the other rows break it."""
     from pathlib import Path
 
-    from offramp.cli.bars import bar
+    from offramp.cli.printing.progress import row_bar
     from offramp.data.readers import read
     from offramp.evaluation import result_cells as study
     from offramp.evaluation.guarantee import Draws, broken
     from offramp.inference.predictor import Predictor
     from offramp.inference.run_folder import load_run, read_recipe
+    from offramp.utils.command_line import command_line
     from offramp.utils.files import write_json
 
-    given = read(data, columns=pairs(column, "--column"), limit=limit)
+    given = read(data, columns=key_values(column, "--column"), limit=limit)
     origin = study.Origin(*study.place(data), command_line(), read_recipe(run))
-    with bar("proving"):
+    with row_bar("proving"):
         found = broken(Predictor(load_run(run)), given, Draws(risk, confidence, rows, trials), origin)
     if json:
         write_json(Path(json), found)

@@ -14,12 +14,13 @@ def command(
     *,
     env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
 ) -> None:
-    """What a run is and what it can do, or (--env) what this machine is."""
-    from offramp.cli import console
+    """Describe a run and its operating points, or (--env) the versions and hardware of this machine."""
+    from offramp.cli.printing.tables import print_environment, print_run
+    from offramp.commands import info
 
     if env:
-        console.show_environment()
+        print_environment(info.environment())
     elif run:
-        console.show_run(run)
+        print_run(run, info.info(run))
     else:
         raise OfframpError("something to describe", "no run and no --env", "offramp info RUN, or offramp info --env")

@@ -18,8 +18,7 @@ from offramp.cli._options import (
     Run,
     Sets,
     Threads,
-    command_line,
-    pairs,
+    key_values,
 )
 
 
@@ -50,11 +49,12 @@ def command(
     from offramp.evaluation.result_cells import Origin, place
     from offramp.inference.predictor import Predictor
     from offramp.inference.run_folder import read_recipe
+    from offramp.utils.command_line import command_line
     from offramp.utils.files import write_json
 
     predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    settings = predictor.settings(budget, pairs(set_, "--set"), max_loss)
-    given = read(data, columns=pairs(column, "--column"), limit=limit)
+    settings = predictor.settings(budget, key_values(set_, "--set"), max_loss)
+    given = read(data, columns=key_values(column, "--column"), limit=limit)
     origin = Origin(*place(data), command_line(), read_recipe(run))
     found = by_length(predictor, given, settings, origin, Effort(batch_size, rows, rounds))
     if json:

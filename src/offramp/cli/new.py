@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Sets, pairs
+from offramp.cli._options import Columns, Sets, key_values
 from offramp.errors import OfframpError
 
 
@@ -35,12 +35,12 @@ def command(
         given = "both --tokenizer and --text" if text else "neither --tokenizer nor --text"
         raise OfframpError("a tokenizer for the new model", given, "give one of them, e.g. --tokenizer minilm")
     if text is not None:
-        rows = read(text, columns=pairs(column, "--column"))
+        rows = read(text, columns=key_values(column, "--column"))
         get("masked_lm").from_rows(rows, text)
         words = learn((row["text"] for row in rows), vocabulary)
     else:
         words = load_tokenizer(carried_model() if tokenizer == "minilm" else str(tokenizer))
-    model = create_model(family, Path(out), words, pairs(set_, "--set"), seed)
+    model = create_model(family, Path(out), words, key_values(set_, "--set"), seed)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     typer.echo(f"{family} of {size:.1f} million parameters, {len(words)} pieces, written to {out}")
     typer.echo(f"next: offramp train --model {out} --task masked_lm --train TEXTS --lr 5e-4 --out runs/pretrained")

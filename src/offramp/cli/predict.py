@@ -17,8 +17,7 @@ from offramp.cli._options import (
     Risk,
     Run,
     Threads,
-    pairs,
-    seconds,
+    key_values,
 )
 
 
@@ -38,13 +37,24 @@ def command(
     column: Columns = None,
 ) -> None:
     """Answer rows in order, one JSON object a line."""
-    from offramp.cli.bars import answers_on_screen, bar
-    from offramp.commands.predict import answer_stream
-    from offramp.inference.predictor import Predictor
+    from offramp.cli.printing.console import print_note
+    from offramp.cli.printing.progress import predictions_on_screen, row_bar
+    from offramp.commands.predict import predict
 
-    predictor = Predictor.load(run, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    asked = predictor.settings(budget, None, max_loss, risk, seconds(latency))
-    with bar("answering", quiet=answers_on_screen(output)):
-        done = answer_stream(predictor, input, output, asked, batch_size, pairs(column, "--column"))
-    cut = f", {done.cut} truncated to {predictor.model.max_length} tokens" if done.cut else ""
-    typer.echo(f"rows answered: {done.rows}, with {done.share:.3f} of the full compute{cut}", err=True)
+    with row_bar("answering", quiet=predictions_on_screen(output)):
+        done = predict(
+            run,
+            input,
+            output,
+            budget=budget,
+            max_loss=max_loss,
+            risk=risk,
+            latency=latency,
+            batch_size=batch_size,
+            engine=engine,
+            precision=precision,  # type: ignore[arg-type]  # checked there
+            threads=threads,
+            columns=key_values(column, "--column"),
+        )
+    truncated = f", {done.truncated} truncated to {done.max_length} tokens" if done.truncated else ""
+    print_note(f"rows answered: {done.rows}, with {done.mac_share:.3f} of the full compute{truncated}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offramp.cli._options import BatchSize, Sets, command_line, pairs
+from offramp.cli._options import BatchSize, Sets, key_values
 from offramp.errors import OfframpError
 
 
@@ -26,11 +26,13 @@ def command(
     set_: Sets = None,
 ) -> None:
     """Compare what models look at with what people marked, and train on marked words only. Run it again to go on."""
-    from offramp.cli import console
+    from offramp.cli.printing import console
+    from offramp.cli.printing.progress import TrainingDisplay
     from offramp.commands import train as jobs
     from offramp.evaluation import rationale_runs
     from offramp.evaluation.demo_data import carried_model
     from offramp.training.schedule import Schedule
+    from offramp.utils.command_line import command_line
 
     if part not in ("agreement", "selection", "both"):
         raise OfframpError("a part of the study", f"--part {part}", "use agreement, selection or both")
@@ -41,15 +43,15 @@ def command(
         max_length=max_length,
         limit=limit,
         scale=scale,
-        options=dict(pairs(set_, "--set")),
+        options=dict(key_values(set_, "--set")),
         schedule=Schedule(epochs, batch_size, lr, seed=seed),
         command=command_line(),
     )
 
     def train(job: jobs.TrainRequest) -> Any:
-        console.say_plainly(f"training {job.out}")
-        with console.TrainingConsole(job.out, epochs) as shown:
-            return jobs.run_training(job, False, shown.say)
+        console.print_note(f"training {job.out}")
+        with TrainingDisplay(epochs) as shown:
+            return jobs.run_training(job, False, shown.report)
 
     if part != "selection":
         console.out.print(rationale_runs.agreement_table(rationale_runs.compare(study, train)))

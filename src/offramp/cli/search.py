@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Limit, MaxLoss, Run, pairs
+from offramp.cli._options import Budget, Columns, Limit, MaxLoss, Run, key_values
 
 
 def command(
@@ -26,17 +26,19 @@ def command(
 ) -> None:
     """Find how many tokens each layer should keep (and, in a pair, when rows leave) for every budget."""
     from offramp.calibration.length_search import SearchPlan
-    from offramp.cli import console
-    from offramp.cli.search_progress import SearchConsole
+    from offramp.cli.printing.console import print_note
+    from offramp.cli.printing.progress import SearchDisplay
+    from offramp.cli.printing.tables import print_points
+    from offramp.commands.calibrate import check_point_request
     from offramp.commands.search import SearchRequest, search_run
     from offramp.data.readers import read
 
-    console.check_wish(budget, max_loss)
-    given = read(data, columns=pairs(column, "--column"), limit=limit)
+    check_point_request(budget, max_loss)
+    given = read(data, columns=key_values(column, "--column"), limit=limit)
     plan = SearchPlan(iterations, mutations, crossovers, seed)
-    with SearchConsole(plan) as live:
-        points = search_run(run, given, data, SearchRequest(plan, rows, resume), live.say, live.scoring)
+    with SearchDisplay(plan) as live:
+        points = search_run(run, given, data, SearchRequest(plan, rows, resume), live.searching, live.scoring)
     about = points.data
-    told = f"{about['tried']} configurations tried on {about['search_rows']} rows; scored below on the others"
-    console.say_plainly(told)
-    console.show_points(points, budget, max_loss)
+    line = f"{about['tried']} configurations tried on {about['search_rows']} rows; scored below on the others"
+    print_note(line)
+    print_points(points, budget, max_loss)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offramp.cli._options import BatchSize, Columns, Sets, pairs
+from offramp.cli._options import BatchSize, Columns, Sets, key_values
 
 PACKAGE = Path(__file__).parents[1]  # listed, not imported: help must not wait for torch
 _METHODS = sorted(path.stem for path in (PACKAGE / "methods").glob("[a-z]*.py"))
@@ -41,22 +41,22 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
-    from offramp.cli.console import TrainingConsole, summary
+    from offramp.cli.printing.progress import TrainingDisplay
+    from offramp.cli.printing.tables import print_trained
     from offramp.commands import recipes
     from offramp.commands import train as jobs
-    from offramp.evaluation.demo_data import carried_model
     from offramp.training.schedule import Schedule
 
     flags: dict[str, Any] = {
         "method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length,
     }  # fmt: skip
     if recipe is None:
-        plan = recipes.Recipe(**flags, options=pairs(set_, "--set"))
+        plan = recipes.Recipe(**flags, options=key_values(set_, "--set"))
     else:
         typed = {name: value for name, value in flags.items() if _typed(ctx, name)}
-        plan = recipes.load(recipe).told(typed, pairs(set_, "--set"))
+        plan = recipes.load(recipe).told(typed, key_values(set_, "--set"))
     request = jobs.TrainRequest(
-        model=carried_model() if model == "minilm" else model,
+        model=jobs.model_source(model),
         train=train,
         out=out,
         task=plan.task,
@@ -66,7 +66,7 @@ def command(
         init=init,
         max_length=plan.max_length,
         limit=limit,
-        columns=pairs(column, "--column"),
+        columns=key_values(column, "--column"),
         options=plan.options,
         schedule=Schedule(
             plan.epochs,
@@ -79,9 +79,9 @@ def command(
             save_seconds=save_seconds,
         ),
     )
-    with TrainingConsole(out, plan.epochs) as console:
-        finished = jobs.run_training(request, force, console.say)
-    summary(finished, out)
+    with TrainingDisplay(plan.epochs) as progress:
+        trained = jobs.run_training(request, force, progress.report)
+    print_trained(trained, out)
 
 
 def _typed(ctx: typer.Context, name: str) -> bool:

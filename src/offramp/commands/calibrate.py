@@ -167,3 +167,13 @@ def disagreement_evaluator(subject: CalibrationContext, tape: ExitRecording | No
         return np.array(losses), float(outcome.macs.sum()) / full
 
     return departs
+
+
+def check_point_request(budget: float | None, max_loss: float | None) -> None:
+    """Refuse, before any work, a budget or a loss that no point could be chosen for."""
+    if budget is not None and max_loss is not None:
+        raise OfframpError("one point to show", "both --budget and --max-loss", "give one of them")
+    if budget is not None:
+        operating.check_budget(budget)
+    if max_loss is not None and not max_loss >= 0.0:
+        raise OfframpError("how much of the metric may be lost", f"--max-loss {max_loss}", "give 0 or more, e.g. 0.01")

@@ -1,4 +1,4 @@
-"""`offramp compare` as a function: train, calibrate and evaluate every cell of a plan, none of them twice."""
+"""`offramp compare` as a function: train, calibrate and evaluate every method on every data set, none of them twice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offramp.commands.train import TrainRequest, run_training
+from offramp.commands.report import report
+from offramp.commands.train import TrainRequest, model_source, run_training
 from offramp.data.readers import read
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
-from offramp.evaluation.plan import TFIDF, Cell, Plan
+from offramp.evaluation.clocking import clock
+from offramp.evaluation.plan import TFIDF, Cell, Plan, chosen_methods, seconds, sets_of
 from offramp.evaluation.point_sweep import sweep
 from offramp.evaluation.result_cells import Origin, place
 from offramp.evaluation.rules import measured, settle
@@ -20,13 +22,14 @@ from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.training.schedule import Schedule
+from offramp.utils.command_line import python_call
 from offramp.utils.files import write_json
 
-Tell = Callable[["Progress"], None]
+Listener = Callable[["ComparisonProgress"], None]
 
 
 @dataclass
-class Progress:
+class ComparisonProgress:
     """How far a comparison has come."""
 
     cells: list[Cell]
@@ -34,17 +37,17 @@ class Progress:
     collected: dict[str, str] = field(default_factory=dict)  # cell → the file that already holds it
     broken: dict[str, str] = field(default_factory=dict)  # cell → what went wrong
     current: str = ""
-    spent: list[float] = field(default_factory=list)
-    stopped: bool = False  # the time limit came first
+    spent: list[float] = field(default_factory=list)  # seconds of the cells that ran now
+    stopped: bool = False  # by the time limit
 
     @property
     def left(self) -> int:
-        """Cells that still have to run."""
+        """The number of cells that still have to run."""
         return len(self.cells) - len(self.done) - len(self.collected) - len(self.broken)
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, once a cell has run."""
+        """An estimate of the seconds that the rest takes, once a cell has run."""
         return self.left * sum(self.spent) / len(self.spent) if self.spent else None
 
 
@@ -58,23 +61,82 @@ class Place:
     command: str = "offramp compare"
 
 
-def check_free(out: str, resume: bool) -> None:
-    """A folder with cells is only gone on with when asked."""
+@dataclass(frozen=True)
+class Comparison:
+    """A finished or interrupted comparison: its cells, and the report if there is something to report."""
+
+    progress: ComparisonProgress
+    report: Path | None
+
+
+def compare(
+    data: str,
+    out: str,
+    *,
+    methods: str = "all",
+    models: str = "minilm",
+    seeds: int = 1,
+    rows: int | None = None,
+    epochs: int = 3,
+    batch_size: int = 32,
+    lr: float = 1e-4,
+    time_limit: str | None = None,
+    collect: str | None = "results",
+    bench: int = 0,
+    resume: bool = False,
+    listener: Listener = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+    command: str | None = None,
+) -> Comparison:
+    """Train, calibrate and evaluate every method on every data set under the same rules; then write the report.
+
+    Args:
+        data: a folder of data sets, NAME/train.jsonl and NAME/test.jsonl.
+        out: where cells, runs and the report are written.
+        methods: "all", or names with options, "branchynet,truncate:k=2".
+        models: folders or hub names, with commas between them.
+        seeds: how many seeds, from 42 on.
+        rows: only the first training rows.
+        epochs, batch_size, lr: of each stage, the same for all methods.
+        time_limit: start no cell that would end later, "90m" or "2h".
+        collect: a folder of earlier results; cells found there do not run again.
+        bench: at the end time every run on so many rows; 0 times none.
+        resume: continue a comparison that is in `out` already.
+        listener: is called before every cell and at the end.
+        note: is called with a line for every run that is timed.
+    """
+    limit = seconds(time_limit) if time_limit else None
+    _check_free(out, resume)
+    named = [model_source(name) for name in models.split(",")]
+    training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
+    plan = Plan(sets_of(data, rows), named, chosen_methods(methods), range(42, 42 + seeds), training)
+    command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
+    progress = run_plan(plan, Place(Path(out), collect, limit, command), listener)
+    if bench:
+        progress.broken.update(clock(progress.cells, Path(out), bench, command, note))
+    written = None
+    if progress.done or progress.collected:
+        written = report(Path(out) / "cells", out=out).written[0]
+    return Comparison(progress, written)
+
+
+def _check_free(out: str, resume: bool) -> None:
+    """Refuse a folder with finished cells unless they shall be kept."""
     if not resume and Path(out).is_dir() and any(Path(out).glob("cells/*.json")):
-        way = "say --resume to go on, or choose another --out"
-        raise OfframpError(f"to compare into {out}", "finished cells there", way)
+        fix = "give --resume to go on, or choose another --out"
+        raise OfframpError(f"to compare into {out}", "finished cells there", fix)
 
 
-def compare(plan: Plan, where: Place, tell: Tell = lambda _: None) -> Progress:
-    """Run what is missing. A broken cell is remembered and the rest goes on; Ctrl-C keeps all that is finished."""
-    started, progress = time.monotonic(), Progress(plan.cells())
+def run_plan(plan: Plan, where: Place, listener: Listener = lambda _: None) -> ComparisonProgress:
+    """Run the missing cells of a plan. A broken cell is remembered and the rest goes on; Ctrl-C keeps finished ones."""
+    started, progress = time.monotonic(), ComparisonProgress(plan.cells())
     settle(plan, where.out)
     known = measured(where.collect, plan)
     for cell in progress.cells:
         kept = where.out / "cells" / f"{cell.name}.json"
         if kept.is_file():
             progress.done.append(cell.name)
-        elif cell.name in known:  # it stands in the report beside the others
+        elif cell.name in known:  # so that it is in the report beside the others
             write_json(kept, list(known[cell.name].cells))
             progress.collected[cell.name] = known[cell.name].files[0]
     for cell in progress.cells:
@@ -84,33 +146,33 @@ def compare(plan: Plan, where: Place, tell: Tell = lambda _: None) -> Progress:
             progress.stopped = True
             break
         progress.current = cell.name
-        tell(progress)
+        listener(progress)
         _attempt(cell, plan, where, progress)
     progress.current = ""
-    tell(progress)
+    listener(progress)
     return progress
 
 
-def _too_late(progress: Progress, started: float, limit: float | None) -> bool:
-    """Whether another cell, as long as the mean, would not fit."""
+def _too_late(progress: ComparisonProgress, started: float, limit: float | None) -> bool:
+    """Return whether another cell of mean length would end after the limit."""
     mean = sum(progress.spent) / len(progress.spent) if progress.spent else 0.0
     return limit is not None and time.monotonic() - started + mean > limit
 
 
-def _attempt(cell: Cell, plan: Plan, where: Place, progress: Progress) -> None:
+def _attempt(cell: Cell, plan: Plan, where: Place, progress: ComparisonProgress) -> None:
     began = time.monotonic()
     try:
-        made = run_cell(cell, plan, where)
-    except Exception as error:  # whatever breaks one cell must not take the others along; it is named and reported
+        cells = run_cell(cell, plan, where)
+    except Exception as error:  # one broken cell must not stop the others; it is named and reported
         progress.broken[cell.name] = f"{type(error).__name__}: {error}"
         return
-    write_json(where.out / "cells" / f"{cell.name}.json", made)
+    write_json(where.out / "cells" / f"{cell.name}.json", cells)
     progress.done.append(cell.name)
     progress.spent.append(time.monotonic() - began)
 
 
 def run_cell(cell: Cell, plan: Plan, where: Place) -> Any:
-    """Result cells of one method on one data set."""
+    """Return the result cells of one method on one data set."""
     if cell.method == TFIDF:
         files, limit = (cell.data.train, cell.data.report), cell.data.rows
         return tfidf(read(cell.data.train, limit=limit), read(cell.data.report), files, where.command)
@@ -120,7 +182,7 @@ def run_cell(cell: Cell, plan: Plan, where: Place) -> Any:
 
 
 def trained(cell: Cell, plan: Plan, out: Path) -> str:
-    """The run folder of a cell, trained if it is not there; all methods start from the plain fine-tuned one."""
+    """Return the run folder of a cell, trained first if need be; all methods start from the plain fine-tuned model."""
     run = out / "runs" / cell.name
     if not folders.is_run(run):
         plain = Cell(cell.data, cell.model, "full", {}, cell.seed)

@@ -8,63 +8,93 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from offramp.data.readers import stream
 from offramp.errors import OfframpError
+from offramp.inference.operating_points import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.utils.files import replacing
 
 
 @dataclass
-class Done:
-    """What was answered."""
+class PredictSummary:
+    """How many rows were answered and what they cost."""
 
     rows: int = 0
     macs: float = 0.0
-    full: float = 0.0
-    cut: int = 0
+    full_macs: float = 0.0
+    truncated: int = 0
+    max_length: int = 0  # tokens that the model takes
 
     @property
-    def share(self) -> float:
-        """Compute spent, of the full model's."""
-        return self.macs / self.full if self.full else 0.0
+    def mac_share(self) -> float:
+        """The share of the full model's MACs that was spent."""
+        return self.macs / self.full_macs if self.full_macs else 0.0
 
 
-def answer_stream(
+def predict(
+    run: str | Path,
+    input: str | Path,
+    output: str | Path | None = None,
+    *,
+    budget: float | None = None,
+    max_loss: float | None = None,
+    risk: float | None = None,
+    latency: str | float | None = None,
+    batch_size: int = 32,
+    engine: str = "auto",
+    precision: Literal["fp32", "bf16", "int8"] = "fp32",
+    threads: int | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> PredictSummary:
+    """Write a prediction for every row of a file or of standard input ("-"), one JSON object a line.
+
+    Without `output` predictions go to standard output. The other arguments are those of `evaluate`. In Python code
+    `offramp.load(run).predict(texts)` is the shorter way.
+    """
+    predictor = Predictor.load(run, engine, precision, threads)
+    seconds = parse_latency(latency) if isinstance(latency, str) else latency
+    settings = predictor.settings(budget, None, max_loss, risk, seconds)
+    target = None if output is None else str(output)
+    return predict_stream(predictor, str(input), target, settings, batch_size, columns or {})
+
+
+def predict_stream(
     predictor: Predictor,
     source: str,
     output: str | None,
     settings: Any,
     batch_size: int,
     columns: Mapping[str, str],
-) -> Done:
-    """Predictions for every row of a file or standard input; into a .txt file their texts alone."""
-    done, plain = Done(), output is not None and output.endswith(".txt")
-    if plain and predictor.task.outputs != 0:  # answers of a vocabulary are texts
+) -> PredictSummary:
+    """Write the predictions of a loaded run for every row of `source`; into a .txt file their texts alone."""
+    summary = PredictSummary(max_length=predictor.model.max_length)
+    text_only = output is not None and output.endswith(".txt")
+    if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
     rows, name = stream(source, columns=columns), "standard input" if source == "-" else source
-    with _sink(output) as sink:
+    with _opened(output) as file:
         for chunk in predictor.chunks(rows, batch_size):
-            encoded = predictor.prepare(chunk, f"{name}, counted from row {done.rows + 1}" if done.rows else name)
+            encoded = predictor.prepare(chunk, f"{name}, counted from row {summary.rows + 1}" if summary.rows else name)
             outcome = predictor.run(encoded, settings, batch_size)
             for answer in predictor.finish(chunk, encoded, outcome):
-                whole = json.dumps(answer, ensure_ascii=False, default=_plain)
-                sink.write((answer["text"].replace("\n", " ") if plain else whole) + "\n")
-            done.rows += len(chunk)
-            done.cut += len({e.example for e in encoded if e.cut})
-            done.macs += float(outcome.macs.sum())
-            done.full += predictor.full_macs(encoded, outcome)
-    return done
+                line = answer["text"].replace("\n", " ") if text_only else _json_line(answer)
+                file.write(line + "\n")
+            summary.rows += len(chunk)
+            summary.truncated += len({one.example for one in encoded if one.cut})
+            summary.macs += float(outcome.macs.sum())
+            summary.full_macs += predictor.full_macs(encoded, outcome)
+    return summary
 
 
-def _plain(value: Any) -> Any:
-    """Numpy scalars as JSON numbers."""
-    return value.item()
+def _json_line(answer: Mapping[str, Any]) -> str:
+    return json.dumps(answer, ensure_ascii=False, default=lambda value: value.item())  # numpy scalars as numbers
 
 
 @contextmanager
-def _sink(output: str | None) -> Iterator[TextIO]:
+def _opened(output: str | None) -> Iterator[TextIO]:
+    """Open the file for predictions, which takes its place only when all are written; or standard output."""
     if output is None:
         yield sys.stdout
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from offramp.evaluation.collect import Collected, Entry, collect
 from offramp.evaluation.family import families
 from offramp.evaluation.pages import page
 from offramp.evaluation.speeds import bench_rows, length_rows
-from offramp.evaluation.tables import COLUMNS, Line, latex, lines, markdown, scale
+from offramp.evaluation.tables import COLUMNS, Line, latex, lines, scale
+from offramp.evaluation.tables import markdown as markdown_tables
 from offramp.utils.files import replacing, write_text
 
 COLOURS = matplotlib.color_sequences["tab10"]
@@ -36,13 +38,26 @@ b”: runs trained once for each cost, as one curve, its points chosen among all
 """
 
 
-def report(
-    folder: str, out: str | None = None, results: str | None = None, speeds: str | None = None
-) -> tuple[Collected, list[Path]]:
-    """Write report.html, report.md, report.tex and a PNG and SVG per data set; or only the Markdown page `results`.
+@dataclass(frozen=True)
+class Report:
+    """What was found in a folder of results, and the files that were written about it."""
 
-    `speeds`: another folder, of which only what was timed is taken."""
-    found = collect(folder)
+    found: Collected
+    written: list[Path]
+
+
+def report(
+    folder: str | Path, *, out: str | None = None, markdown: str | None = None, speeds: str | None = None
+) -> Report:
+    """Write report.html, report.md, report.tex and a PNG and an SVG for each data set of the results in a folder.
+
+    Args:
+        folder: searched for result files with all folders below.
+        out: where the report is written; the same folder if left out.
+        markdown: write only the tables, as this Markdown file.
+        speeds: another folder, of which only bench and length files are taken.
+    """
+    found = collect(str(folder))
     if speeds:
         timed = collect(speeds)
         found.benches += timed.benches
@@ -50,23 +65,24 @@ def report(
         found.damaged += timed.damaged
     if not found.entries:
         named = f", and {len(found.damaged)} damaged files" if found.damaged else ""
-        way = "run `offramp compare`, or `offramp eval --json`, first"
-        raise OfframpError("results to report", f"none in {folder}{named}", way)
+        fix = "run `offramp compare`, or `offramp eval --json`, first"
+        raise OfframpError("results to report", f"none in {folder}{named}", fix)
     joined = families(found.entries)
     listed = lines([*found.entries, *joined])
-    if results:
-        write_text(Path(results), INTRO + "\n" + markdown(listed) + "\n")
-        return found, [Path(results)]
+    if markdown:
+        write_text(Path(markdown), INTRO + "\n" + markdown_tables(listed) + "\n")
+        return Report(found, [Path(markdown)])
     target = Path(out or folder)
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         "report.html": page("report", "Offramp: what compute buys", _data(found, joined, listed)),
-        "report.md": markdown(listed) + "\n",
+        "report.md": markdown_tables(listed) + "\n",
         "report.tex": latex(listed),
     }
     for name, text in texts.items():
         write_text(target / name, text)
-    return found, [*(target / name for name in texts), *_pictures(_curves(found.entries, joined), target)]
+    pictures = _pictures(_curves(found.entries, joined), target)
+    return Report(found, [*(target / name for name in texts), *pictures])
 
 
 def _curves(entries: Sequence[Entry], joined: Sequence[Entry]) -> list[Entry]:

@@ -17,6 +17,7 @@ from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.data import readers as reading
 from offramp.data.tokenization import limit as length_limit
 from offramp.errors import OfframpError
+from offramp.evaluation.demo_data import carried_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.model_card import render_model_card
@@ -32,7 +33,7 @@ from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import replacing, write_text
 
-Say = Callable[..., None]
+Report = Callable[..., None]  # receives what happens during training as keyword arguments
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, An
     return Rows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
 
 
-def run_training(request: TrainRequest, force: bool = False, say: Say = lambda **_: None) -> TrainedRun:
+def run_training(request: TrainRequest, force: bool = False, report: Report = lambda **_: None) -> TrainedRun:
     """Train a method and write its model folder; resumes if the same request was interrupted."""
     method = methods.get(request.method)
     options = methods.configure(method.options, dict(request.options), method.name)
@@ -121,11 +122,13 @@ def run_training(request: TrainRequest, force: bool = False, say: Say = lambda *
     train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
     with claimed(Path(request.out), recipe, force) as partial:
-        say(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
-        trainer = Trainer(model.network, request.schedule, partial, say)
+        if (partial / checkpoint.FILE).is_file():
+            report(resuming=request.out)
+        report(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+        trainer = Trainer(model.network, request.schedule, partial, report)
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
-        say(choosing=len(chosen_on.rows))
+        report(choosing=len(chosen_on.rows))
         points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
             for noticed in points.warnings:
@@ -208,6 +211,6 @@ def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def interrupted(out: str) -> bool:
-    """Whether an unfinished run waits beside `out`."""
-    return (folders.working_folder(Path(out)) / checkpoint.FILE).is_file()
+def model_source(name: str) -> str:
+    """Return the folder of the model that is called `minilm` for short; other names stay as they are."""
+    return carried_model() if name == "minilm" else name

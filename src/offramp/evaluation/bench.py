@@ -102,7 +102,7 @@ class Where:
     command: str
 
 
-def bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Where, watch: Watcher) -> dict[str, Any]:
+def run_bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Where, watch: Watcher) -> dict[str, Any]:
     """Measure all groups; the file is written after each, and a file that was cut short is gone on with."""
     if not rows:
         raise OfframpError("rows to measure on", f"none in {source}", "give a file with labelled rows")

@@ -10,7 +10,7 @@ from offramp import methods
 from offramp.calibration.replay import record_exits, replay
 from offramp.errors import OfframpError
 from offramp.evaluation.curve import Spot
-from offramp.evaluation.result_cells import Origin, evaluate
+from offramp.evaluation.result_cells import Origin, evaluate_setting
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor, Row
 from offramp.nn.batches import Data
@@ -32,7 +32,7 @@ def bought(predictor: Predictor, rows: Sequence[Row], origin: Origin, effort: Ef
     """For every budget a result cell over all rows, and milliseconds and speed-up over the full model on some."""
     chosen = {budget: predictor.settings(budget) for budget in BUDGETS}
     distinct = list(dict.fromkeys(chosen.values()))  # two budgets may buy the same point: measured once
-    cells = {settings: evaluate(predictor, rows, settings, origin, BATCH) for settings in distinct}
+    cells = {settings: evaluate_setting(predictor, rows, settings, origin, BATCH) for settings in distinct}
     timed = rows[: effort.timed]
     batches = [timed[start : start + BATCH] for start in range(0, len(timed), BATCH)]
     ms = {

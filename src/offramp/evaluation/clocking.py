@@ -10,7 +10,7 @@ import torch
 
 from offramp.data.readers import read
 from offramp.errors import OfframpError
-from offramp.evaluation.bench import Plan, Where, bench
+from offramp.evaluation.bench import Plan, Where, run_bench
 from offramp.evaluation.plan import Cell
 from offramp.inference import run_folder as folders
 
@@ -45,7 +45,7 @@ def clock(
         try:
             given = read(cell.data.report, limit=rows)
             with tempfile.TemporaryDirectory() as work:
-                bench(str(run), given, cell.data.report, plan, Where(fresh, work, command), _Nobody())
+                run_bench(str(run), given, cell.data.report, plan, Where(fresh, work, command), _Nobody())
             fresh.replace(keep)
         except OfframpError as error:
             broken[cell.name] = str(error)

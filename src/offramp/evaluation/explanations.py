@@ -115,7 +115,7 @@ class _Watch(policy.Policy):
         return keep
 
 
-def explain(predictor: Predictor, name: str, inputs: Sequence[str], settings: Any) -> Explanation:
+def explain_input(predictor: Predictor, name: str, inputs: Sequence[str], settings: Any) -> Explanation:
     """The story of one input at `settings` and, for comparison, at every operating point."""
     row = _row(predictor, inputs)
     encoded = predictor.prepare([row], "the input")

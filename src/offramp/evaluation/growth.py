@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offramp.commands.predict import answer_stream
+from offramp.commands.predict import predict_stream
 from offramp.core.attention import Layout, Scores
 from offramp.core.engine import Engine
 from offramp.core.loop import State, run
@@ -101,7 +101,7 @@ def _stream(setup: Setup, sources: Sequence[str], output: str) -> list[float]:
     settings, taken = buy(model, setup.budget), []
     for source in sources:
         started = time.perf_counter()
-        answer_stream(model, source, output, settings, setup.batch_size, {})
+        predict_stream(model, source, output, settings, setup.batch_size, {})
         taken.append(time.perf_counter() - started)
     return taken
 

@@ -51,7 +51,7 @@ class Measured:
     seconds: float | None = None  # None: replayed, no clock ran
 
 
-def evaluate(
+def evaluate_setting(
     predictor: Predictor, rows: Sequence[Mapping[str, Any]], settings: Any, origin: Origin, batch_size: int = 32
 ) -> dict[str, Any]:
     """A result cell: metrics, compute and time of one setting on labelled rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from offramp.cli.console import points_table
+from offramp.cli.printing.tables import points_table
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from offramp.cli import bars
+from offramp.cli.printing import progress
 from offramp.inference.predictor import Predictor
 from offramp.utils.progress import tell, watched
 from tests import runs
@@ -22,8 +22,8 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal that remembers what was drawn on it."""
     drawn = io.StringIO()
     made = Console(file=drawn, force_terminal=True, width=100)
-    monkeypatch.setattr(bars, "Console", lambda stderr: made)
-    monkeypatch.setattr(bars, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "Console", lambda stderr: made)
+    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
     return drawn
 
 
@@ -56,21 +56,21 @@ def test_long_commands_show_a_bar(
 
 
 def test_no_bar_where_nobody_looks_or_it_is_over_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with bars.bar("working"):
+    with progress.row_bar("working"):
         tell(1, 2)
     assert capsys.readouterr() == ("", "")
     drawn = io.StringIO()
-    quick = bars.Bar("working", Console(file=drawn, force_terminal=True))
-    quick.tell(1, 2)
+    quick = progress.RowBar("working", Console(file=drawn, force_terminal=True))
+    quick.update(1, 2)
     quick.close()
     assert drawn.getvalue() == ""
 
 
 def test_passes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bars, "PATIENCE", 0.0)
-    made = bars.Bar("working", Console(file=io.StringIO(), force_terminal=True))
+    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
+    made = progress.RowBar("working", Console(file=io.StringIO(), force_terminal=True))
     for done in (5, 10, 3, 6):
-        made.tell(done, 10 if done > 6 else 6)
+        made.update(done, 10 if done > 6 else 6)
     assert made.task is not None
     (task,) = made.progress.tasks
     assert (task.completed, task.total) == (16, 16)

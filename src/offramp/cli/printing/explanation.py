@@ -1,4 +1,4 @@
-"""An explanation in the terminal: the text layer by layer, tokens fading as they leave, and what each off-ramp said."""
+"""An explanation on the terminal: the text layer by layer, tokens fading as they leave, the logits of each exit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.text import Text
 
 from offramp.evaluation.explanations import GONE, IDLE, Explanation, Step, Story
 
-LOOKS = {GONE: "dim strike", IDLE: "dim"}
-BAR = "▏▎▍▌▋▊▉█"
-MOST = 3  # answers shown of a distribution
-HIDDEN = ("tags", "start", "end")  # shown among the tokens
+STYLES = {GONE: "dim strike", IDLE: "dim"}
+EIGHTHS = "▏▎▍▌▋▊▉█"
+MAX_SCORES = 3  # labels shown of a distribution
+AMONG_TOKENS = ("tags", "start", "end")  # fields of an answer that are marked in the text instead
 
 
-def show(explanation: Explanation, console: Console) -> None:
-    """Print the story that was asked for."""
+def print_explanation(explanation: Explanation, console: Console) -> None:
+    """Print what happened to the input at the chosen setting."""
     story = explanation.stories[explanation.chosen]
     console.print(Rule(f"{explanation.run}: {explanation.method}, {explanation.task}", align="left"))
     if explanation.cut:
@@ -27,59 +27,62 @@ def show(explanation: Explanation, console: Console) -> None:
     for title, ratio in (("layer", None), ("tokens", 3), ("off-ramp", 2)):
         table.add_column(title, ratio=ratio, justify="right" if title == "layer" else "left")
     for step in story.steps:
-        table.add_row(str(step.layer), _tokens(explanation, story, step, console.is_terminal), _said(step))
+        table.add_row(str(step.layer), _tokens(explanation, story, step, console.is_terminal), _exit(step))
     console.print(table)
     console.print(_outcome(explanation, story))
 
 
 def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) -> Text:
-    """Word pieces as they stand after the layer (those said, where words are said); tags beneath become tags behind.
-    Where there are no styles, a point stands for what is gone, round brackets for idle, square ones for the answer."""
+    """Return the tokens as they are after the layer, of a translation those of the output; tags follow their words.
 
-    def shown(piece: str, state: str) -> str:
+    Without styles a point stands for a token that left, round brackets for an idle one, square ones for the answer.
+    """
+
+    def by_state(piece: str, state: str) -> str:
         return piece if styled else {GONE: "·", IDLE: f"({piece})"}.get(state, piece)
 
-    def marked(number: int, piece: str) -> str:
+    def in_answer(number: int, piece: str) -> str:
         return piece if styled or number not in step.within else f"[{piece}]"
 
     if story.pieces is not None:
         pairs = zip(story.pieces, step.tokens, strict=True)
-        return Text(" ").join(Text(shown(piece, state), LOOKS.get(state, "")) for piece, state in pairs)
+        return Text(" ").join(Text(by_state(piece, state), STYLES.get(state, "")) for piece, state in pairs)
     line, tags = Text(), (step.answer or {}).get("tags", [])
-    seen = -1
+    last_word = -1
     pieces = zip(explanation.tokens, explanation.words, step.tokens, strict=True)
     for number, (piece, word, state) in enumerate(pieces):
-        look = f"{LOOKS.get(state, '')} {'bold green' if number in step.within else ''}".strip()
-        line.append(marked(number, shown(piece, state)), look)
-        if tags and word not in (-1, seen) and tags[word] != "O":
+        style = f"{STYLES.get(state, '')} {'bold green' if number in step.within else ''}".strip()
+        line.append(in_answer(number, by_state(piece, state)), style)
+        if tags and word not in (-1, last_word) and tags[word] != "O":
             line.append(f"/{tags[word]}", "green")
-        seen = word
+        last_word = word
         line.append(" ")
     return line
 
 
-def _said(step: Step) -> RenderableType:
+def _exit(step: Step) -> RenderableType:
+    """Return the answer of the exit after a layer and why rows left there or stayed."""
     if step.answer is None:
         return Text(step.why or "no off-ramp here", "dim")
     lines: list[RenderableType] = [Text(line, "" if step.asked else "dim") for line in _answer_lines(step.answer)]
     if step.why or not step.asked:
-        lines.append(Text(step.why or "not asked", "italic dim"))
+        lines.append(Text(step.why or "not evaluated", "italic dim"))
     return Group(*lines)
 
 
 def _answer_lines(answer: dict[str, Any]) -> list[str]:
     scores = answer.get("scores")
     if not scores:
-        told = {name: "none" if value == "" else value for name, value in answer.items() if name not in HIDDEN}
-        return [", ".join(f"{name}: {_short(value)}" for name, value in told.items()) or "tags"]
-    best = sorted(scores.items(), key=lambda item: -item[1])[:MOST]
-    wide = max(len(str(name)) for name, _ in best)
-    return [f"{name!s:{wide}} {share:5.2f} {_bar(share)}" for name, share in best]
+        shown = {name: "none" if value == "" else value for name, value in answer.items() if name not in AMONG_TOKENS}
+        return [", ".join(f"{name}: {_short(value)}" for name, value in shown.items()) or "tags"]
+    best = sorted(scores.items(), key=lambda item: -item[1])[:MAX_SCORES]
+    width = max(len(str(name)) for name, _ in best)
+    return [f"{name!s:{width}} {share:5.2f} {_bar(share)}" for name, share in best]
 
 
 def _bar(share: float, width: int = 12) -> str:
     eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + (BAR[eighths % 8 - 1] if eighths % 8 else "")
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def _short(value: Any) -> str:
@@ -87,12 +90,13 @@ def _short(value: Any) -> str:
 
 
 def _outcome(explanation: Explanation, story: Story) -> str:
+    """Return the answer, the exit layer and the cost in one line."""
     layer = f"{story.exit_layer:g}" if story.exit_layer == int(story.exit_layer) else f"{story.exit_layer:.2f} (mean)"
     left = sum(state == GONE for state in story.steps[-1].tokens)
     gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and story.pieces is None else ""
     spent = f"{story.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
-    head = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
+    answer = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
     if "tags" in story.answer:
         pairs = zip(explanation.texts["tokens"], story.answer["tags"], strict=False)  # words beyond the model have none
-        head = " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in pairs)
-    return f"{head.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"
+        answer = " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in pairs)
+    return f"{answer.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"

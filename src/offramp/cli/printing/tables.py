@@ -1,0 +1,198 @@
+"""Results as tables: operating points, result cells, run folders, comparisons, the demo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from offramp.cli.printing.console import out, print_line
+from offramp.evaluation.budgets import BATCH
+from offramp.evaluation.collect import collect
+from offramp.evaluation.result_cells import model_name
+from offramp.evaluation.tables import COLUMNS, lines
+from offramp.inference.operating_points import TOLERANCE, OperatingPoints
+
+if TYPE_CHECKING:
+    from offramp.commands.compare import Comparison
+    from offramp.commands.info import RunInfo
+    from offramp.commands.train import TrainedRun
+
+MAX_POINTS = 14  # operating points shown; the full model's always is
+
+
+def points_table(points: OperatingPoints) -> Table:
+    """Return operating points as a table; its settings can be typed back with --set."""
+    title = f"operating points on {points.data['rows']} rows of {points.data['name']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
+        table.add_column(column, justify="right")
+    for point in [*points.points[: -1 : -(-len(points.points) // MAX_POINTS)], points.full_point]:
+        numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}"
+        table.add_row(*numbers, ", ".join(f"{k}={_text(v)}" for k, v in point.settings.items() if v not in ((), [])))
+    return table
+
+
+def _text(value: Any) -> str:
+    """Return a setting as --set takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def print_points(points: OperatingPoints, budget: float | None = None, max_loss: float | None = None) -> None:
+    """Print operating points, the one for a budget or a loss, and what was proven and timed."""
+    out.print(points_table(points))
+    if budget is not None or max_loss is not None:
+        point = points.choose(budget, TOLERANCE if max_loss is None else max_loss)
+        limit = f"budget {budget}" if budget is not None else f"a loss of at most {max_loss}"
+        out.print(f"for {limit}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
+    for proven in points.guarantees:
+        promise = f"with confidence {proven.confidence:g}, at most {proven.risk:g} disagrees with the full model"
+        out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")
+    for timed in points.latencies:
+        promise = f"{timed.percentile:g} % of single answers within {timed.milliseconds:g}ms on {' '.join(timed.how)}"
+        times = f"predicted {timed.predicted:.3g}ms, measured {timed.measured:.3g}ms"
+        out.print(f"{promise}: {points.metric} {timed.score:.4f} at {timed.mac_share:.3f} of the compute ({times})")
+
+
+def print_trained(trained: TrainedRun, run: str) -> None:
+    """Print the operating points of a new run and the command to type next; only the first process prints."""
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    out.print(points_table(trained.points))
+    budget = " --budget 0.5" if len(trained.points.points) > 1 else ""
+    print_line(f"written to {run}; next: offramp eval {run} --data FILE{budget}")
+
+
+def print_cell(cell: Mapping[str, Any]) -> None:
+    """Print a result cell in a few lines."""
+    table = Table(title=f"{cell['method']} on {cell['rows']} rows of {cell['data']}/{cell['split']}")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in cell["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    table.add_row("share of full MACs", f"{cell['macs']['share_of_full']:.4f}")
+    table.add_row("mean exit layer", f"{cell['mean_exit_layer']:.2f}")
+    exits = {layer: count for layer, count in cell["exit_histogram"].items() if count}
+    table.add_row("rows that left after layer", ", ".join(f"{layer}: {count}" for layer, count in exits.items()))
+    table.add_row("tokens kept a row", f"{cell['mean_tokens_kept']:.1f}")
+    table.add_row("seconds", f"{cell['seconds']:.2f}")
+    if cell.get("truncated_rows"):
+        table.add_row("truncated rows", str(cell["truncated_rows"]))
+    out.print(table)
+
+
+def print_curve(cells: Sequence[Mapping[str, Any]]) -> None:
+    """Print chosen operating points on new rows beside what calibration expected of them."""
+    first = cells[0]
+    table = Table(title=f"{first['method']} on {first['rows']} rows of {first['data']}/{first['split']}")
+    for column in ("chosen by", *first["metrics"], "share of full MACs", "expected share", "mean exit layer"):
+        table.add_column(column, justify="right")
+    for cell in cells:
+        chosen, metrics = cell["chosen"], [f"{value:.4f}" for value in cell["metrics"].values()]
+        name = chosen["by"] if chosen["value"] is None else f"{chosen['by']} {chosen['value']:g}"
+        shares = f"{cell['macs']['share_of_full']:.4f}", f"{chosen['expected']['mac_share']:.4f}"
+        table.add_row(name, *metrics, *shares, f"{cell['mean_exit_layer']:.2f}")
+    curve = first.get("curve", [])
+    for spot in curve[:: max(1, -(-len(curve) // MAX_POINTS))]:
+        metrics = [f"{value:.4f}" for value in spot["metrics"].values()]
+        shares = f"{spot['share_of_full']:.4f}", f"{spot['expected']['mac_share']:.4f}"
+        table.add_row("point", *metrics, *shares, f"{spot['mean_exit_layer']:.2f}")
+    out.print(table)
+
+
+def print_run(run: str, about: RunInfo) -> None:
+    """Print what a run folder holds."""
+    spec = about.spec
+    print_line(f"{run}: {spec['method']} for {spec['task']['name']}, from {model_name(spec['base_model'])}")
+    layers = ["layers"] if spec.get("layers") else []  # most methods have nothing to say about them
+    for name in ("options", "task", "max_length", *layers, "versions"):
+        print_line(f"  {name}: {spec[name]}")
+    if about.points is not None:
+        print_points(about.points)
+
+
+def print_environment(facts: Mapping[str, str]) -> None:
+    """Print versions and hardware, one a line."""
+    for name, value in facts.items():
+        print_line(f"{name:12} {value}")
+
+
+def cells_table(folder: Path) -> Table:
+    """Return the finished cells of a comparison as a table."""
+    table = Table("data", *COLUMNS)
+    if folder.is_dir():
+        for line in lines(collect(folder).entries):
+            table.add_row(line.data, *line.cells)
+    return table
+
+
+def print_comparison(made: Comparison, out_folder: str) -> None:
+    """Print the finished cells, where the report is, what was collected and what broke."""
+    if made.report is not None:
+        out.print(cells_table(Path(out_folder) / "cells"))
+        print_line(f"report: {made.report}")
+    for name, file in made.progress.collected.items():
+        print_line(f"{name}: already in {file}, not run again")
+    for name, reason in made.progress.broken.items():
+        out.print(f"broken: {name}: {reason}", markup=False, soft_wrap=True, style="red")
+    if made.progress.stopped:
+        out.print(f"stopped by the time limit with {made.progress.left} cells left; go on with --resume")
+
+
+def print_measurements(file: Mapping[str, Any]) -> None:
+    """Print measurements other than speed (growth, start-up, overhead), a table for each engine."""
+    for one in file["measured"]:
+        table = Table(title=f"{one['what']} of {one['engine']} {one['precision']}", title_justify="left")
+        table.add_column("measure")
+        table.add_column("value", justify="right")
+        for name, value in one.items():
+            if name not in ("what", "engine", "precision"):
+                table.add_row(name.replace("_", " "), str(value))
+        out.print(table)
+    print_line(f"hardware: {file['hardware']}")
+
+
+DEMO_COLUMNS = ("budget", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up", "ms\nalone",
+                "speed-up")  # fmt: skip
+DEMO_NEXT = """
+budget    share of the full model's compute that may be spent on average, as calibrated on the dev sentences;
+          "none": the cheapest setting that loses at most half a point there
+ms        a sentence from text to prediction, in batches of {batch} or alone; medians of {rounds} interleaved rounds
+hardware  {hardware}
+files     {out}/demo.json has all numbers, {out}/curve.png the curve
+
+Next:
+  echo 'a gem of a film' | offramp predict {out} --input - --budget 0.5
+  offramp eval {out} --data {out}-data/test.jsonl --budget 0.5
+  offramp info {out}
+  offramp train --model minilm --train my.csv --method branchynet --out runs/mine   # columns: text, label"""
+
+
+def print_demo(found: Mapping[str, Any], run: str) -> None:
+    """Print what each budget buys, and which commands to type next."""
+    size, tested = found["size"], found["rows"][0]["cell"]["rows"]
+    title = f"{tested} test sentences, after training on {size['schedule']['epochs']} × {size['train']}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in DEMO_COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found["rows"]:
+        cell, ms, speed_up = row["cell"], row["ms"], row["speed_up"]
+        table.add_row(
+            "none" if row["budget"] is None else f"{row['budget']:g}",
+            f"{cell['metrics']['accuracy']:.4f}",
+            f"{cell['mean_exit_layer']:.2f}",
+            f"{cell['macs']['share_of_full']:.3f}",
+            f"{ms['batch']:.2f}",
+            f"{speed_up['batch']:.2f}×",
+            f"{ms['alone']:.2f}",
+            f"{speed_up['alone']:.2f}×",
+        )
+    out.print(table)
+    rounds = size["effort"]["rounds"]
+    print_line(DEMO_NEXT.format(out=run.rstrip("/"), batch=BATCH, rounds=rounds, hardware=found["hardware"]))

@@ -1,0 +1,33 @@
+"""The command that produced a result, written beside it without the folders of one machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def command_line(program: str = "offramp") -> str:
+    """Return the command as it was typed; of absolute paths the last two parts stay."""
+    return " ".join([program, *map(_short_argument, sys.argv[1:])])
+
+
+def python_call(function: str, *arguments: Any, **keywords: Any) -> str:
+    """Return a call as Python text, `offramp.evaluate('runs/a', data='dev.jsonl')`, without arguments that are None."""
+    listed = [_short_value(value) for value in arguments]
+    listed += [f"{name}={_short_value(value)}" for name, value in keywords.items() if value is not None]
+    return f"offramp.{function}({', '.join(listed)})"
+
+
+def short_path(path: str) -> str:
+    """Return the last two parts of an absolute path, and a relative path as it is."""
+    return "/".join(Path(path).parts[-2:]) if path.startswith(("/", "~")) else path
+
+
+def _short_argument(word: str) -> str:
+    option, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    return option + equals + short_path(value)
+
+
+def _short_value(value: Any) -> str:
+    return repr(short_path(str(value)) if isinstance(value, str | Path) else value)
