@@ -13,7 +13,6 @@ from benchmarks import accuracy_time, results_index
 
 from offramp import backbones, methods, tasks
 from offramp.cli import app
-from offramp.commands.report import report
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -116,9 +115,3 @@ def test_the_recipes_name_the_real_parts() -> None:
     block = section(CONTRIBUTING, "Add a task").split("```")[1].splitlines()[1:]
     parts = [part.strip() for line in block for part in line.split("#")[0].split(",")]
     assert all(hasattr(tasks.get("regression"), part) for part in parts if part)
-
-
-def test_the_results_page_is_made_from_the_results(tmp_path: Path) -> None:
-    """docs/results.md is what `offramp report results --markdown docs/results.md` writes today."""
-    report(str(ROOT / "results"), markdown=str(tmp_path / "results.md"))
-    assert (tmp_path / "results.md").read_text(encoding="utf-8") == (ROOT / "docs" / "results.md").read_text("utf-8")

@@ -128,7 +128,7 @@ def test_the_old_run_stands_until_the_new_one_is_complete(
 ) -> None:
     run_training(TrainRequest(**asked))
     before = runs.files(tmp_path / "run")
-    for module, name in ((checkpoint, "save_file"), (folders, "save_file"), (training, "card")):
+    for module, name in ((checkpoint, "save_file"), (folders, "save_file"), (training, "render_model_card")):
         with monkeypatch.context() as broken:
             broken.setattr(module, name, _full_disk)
             with pytest.raises(OfframpError, match="No space left") as caught:
