@@ -10,7 +10,7 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.run_folder import build_network
-from offramp.methods.token_exit import TokenExit, TokenExitPolicy, TokenExitSettings, _widest
+from offramp.methods.token_exit import TokenExitPolicy, TokenExitSettings, _widest
 from offramp.nn.confidence import token_uncertainty
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -90,6 +90,6 @@ def test_exit_layers_are_means_over_tokens() -> None:
     packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     with torch.no_grad():
         settings = TokenExitSettings(middling(net, packed), window=1)
-        result = run(engines.make("torch", net.encoder), net, TokenExit(net, settings), packed)
+        result = run(engines.make("torch", net.encoder), net, TokenExitPolicy(net, settings), packed)
     assert any(layer != int(layer) for layer in result.exit_layer.tolist())
     assert all(0 <= layer <= net.depth for layer in result.exit_layer.tolist())
