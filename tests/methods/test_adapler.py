@@ -16,8 +16,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import adapler
-from offramp.methods._shared.soft_token_mask import Fading, fade
-from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings
+from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings, Fading, fade
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network

@@ -18,8 +18,9 @@ from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods._shared.halting import Oracle, Pass, halting_loss, right_exits, through
-from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions, EncoderPolicy
+from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.policy import EncoderPolicy
+from offramp.methods.depth_adaptive.training import Oracle, Pass, halting_loss, right_exits, through
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network
 from offramp.training.forward import Trace, trace

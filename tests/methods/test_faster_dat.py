@@ -17,11 +17,13 @@ from offramp.data.tokenization import Encoded
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods._shared.plans import Extent, by_information
-from offramp.methods.faster_dat import FasterDATOptions, FasterDATPolicy, FasterDATSettings
+from offramp.methods.faster_dat import FasterDATOptions
+from offramp.methods.faster_dat.mutual_information import by_information
+from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings
+from offramp.methods.faster_dat.word_depths import Extent, depth_table, vocabulary
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network
-from offramp.nn.words import table, vocabulary, words_of
+from offramp.nn.words import words_of
 from offramp.training.forward import trace
 from tests import runs, tiny, tiny_tokenizers
 
@@ -41,7 +43,7 @@ def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     found, ids = vocabulary(words_of(packed)), packed.tokens["id"]
     known = [tuple(ids[f : f + n].tolist()) for f, n in zip(found.first.tolist(), found.size.tolist(), strict=True)]
     depths = torch.tensor([[float(DEPTHS[word])] for word in known])
-    net.added["depths"].fill(table(ids, found, depths, torch.zeros(1), 0))  # type: ignore[operator]  # a ModuleDict
+    net.added["depths"].fill(depth_table(ids, found, depths, torch.zeros(1), 0))  # type: ignore[operator]  # a ModuleDict
     return net, packed
 
 

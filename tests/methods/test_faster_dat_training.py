@@ -14,9 +14,9 @@ import offramp
 from offramp.calibration.subject import candidate_settings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods._shared.guessed import Passes, estimate
-from offramp.methods._shared.plans import GuessWords
-from offramp.methods.faster_dat import FasterDATSettings, Planned
+from offramp.methods.faster_dat.policy import FasterDATSettings
+from offramp.methods.faster_dat.reconstruction import Passes, estimate
+from offramp.methods.faster_dat.training import GuessWords, Planned
 from offramp.nn.batches import Batch, packed_rows
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage

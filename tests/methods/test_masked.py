@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
-from offramp.methods._shared.guessed import Passes, estimate
-from offramp.methods._shared.masked import MaskedModel, training_loss
+from offramp.methods.faster_dat.masked_model import MaskedModel, training_loss
+from offramp.methods.faster_dat.reconstruction import Passes, estimate
 from tests import runs, tiny, tiny_tokenizers
 
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 10, 3], [2, 3]]

@@ -17,8 +17,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import tr_bert
-from offramp.methods._shared.rollout import Rollout, hard, points, tiled
-from offramp.methods.tr_bert import TRBERTOptions, TRBERTPolicy, TRBERTSettings
+from offramp.methods.tr_bert import Rollout, TRBERTOptions, TRBERTPolicy, TRBERTSettings, hard, points, tiled
 from offramp.nn.batches import Batch, Data, batch, packed_rows
 from offramp.nn.network import Network
 from offramp.training.distillation import imitation_rows

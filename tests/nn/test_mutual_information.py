@@ -14,8 +14,10 @@ import torch
 from offramp import tasks
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
+from offramp.methods.faster_dat.mutual_information import depths_by_information, mutual_information
+from offramp.methods.faster_dat.word_depths import seen
 from offramp.nn.batches import Data
-from offramp.nn.mutual_information import depths_by_information, labels_of, mutual_information, seen
+from offramp.nn.row_labels import labels_of
 
 SENTENCES = ["a good film", "a bad film", "good good fun", "a film", "bad bad", "not a bad film"]
 LABELS = [1, 0, 1, 1, 0, 2]

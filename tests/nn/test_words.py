@@ -6,16 +6,15 @@ import pytest
 import torch
 
 from offramp.core.packed import Packed, pack
-from offramp.nn.words import (
+from offramp.methods.faster_dat.word_depths import (
     WordDepths,
+    depth_table,
     depths_at,
     mean_by_word,
     some_occurrences,
-    spread_out,
-    table,
     vocabulary,
-    words_of,
 )
+from offramp.nn.words import spread_out, words_of
 
 IDS = [[2, 10, 11, 10, 3], [2, 12, 3], [10, 11, 12], [2, 3]]
 WORDS = [[-1, 0, 0, 1, -1], [-1, 0, -1], [0, 0, 1], [-1, -1]]  # the third row has no special tokens, the last no words
@@ -54,7 +53,7 @@ def test_a_table_gives_words_their_depth_pieces_their_words_and_special_tokens_t
     found = vocabulary(words_of(packed))
     depth = {(10, 11): 1.0, (10,): 3.0, (12,): 2.0}
     pieces = [tuple(packed.tokens["id"][f : f + n].tolist()) for f, n in zip(found.first, found.size, strict=True)]
-    made = table(packed.tokens["id"], found, torch.tensor([[depth[word]] for word in pieces]), torch.zeros(1), 0)
+    made = depth_table(packed.tokens["id"], found, torch.tensor([[depth[word]] for word in pieces]), torch.zeros(1), 0)
     assert made["unseen"].tolist() == [2.0] and made["counts"].sum().item() == 5
     depths = WordDepths(6)
     assert depths.look_up(words_of(packed), 0.0).tolist() == [6] * 5  # empty: everything is unseen and unlimited
@@ -72,7 +71,7 @@ def test_a_table_survives_saving_and_takes_the_size_of_what_is_loaded() -> None:
     packed = batch()
     found = vocabulary(words_of(packed))
     depths = WordDepths(4)
-    made = table(packed.tokens["id"], found, torch.rand(3, 2) * 4, torch.tensor([0.0, 1.0]), 3)
+    made = depth_table(packed.tokens["id"], found, torch.rand(3, 2) * 4, torch.tensor([0.0, 1.0]), 3)
     depths.fill(made)
     fresh = WordDepths(4)
     fresh.load_state_dict(depths.state_dict())

@@ -18,8 +18,9 @@ from offramp.core.loop import State
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
+from offramp.methods.faster_dat.word_depths import WordDepths
 from offramp.nn.batches import packed_rows
-from offramp.nn.words import WordDepths, words_of
+from offramp.nn.words import words_of
 from offramp.utils.files import replacing
 
 Row = Mapping[str, Any]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from offramp.nn.artifacts import kept
 from offramp.nn.batches import FOLDS, Data, fold
-from offramp.nn.mutual_information import labels_of
+from offramp.nn.row_labels import labels_of
 from offramp.tasks import Task
 
 FILE = "words.safetensors"

@@ -6,13 +6,12 @@ Looking words up costs one hash of the pieces and one binary search for the whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.core.packed import Packed
 
@@ -50,135 +49,6 @@ def _powers(device: torch.device) -> Tensor:
     base = np.full(LONGEST, SPREAD, dtype=np.uint64)
     base[0] = 1
     return torch.from_numpy(np.cumprod(base, dtype=np.uint64).view(np.int64)).to(device)
-
-
-class Vocabulary(NamedTuple):
-    """Different words of some rows: how often each occurs, and where its pieces stand once."""
-
-    which: Tensor  # [occurrences] number of the word
-    first: Tensor  # [words] index of a token where one occurrence begins
-    size: Tensor  # [words] pieces
-    times: Tensor  # [words] occurrences
-
-    def only(self, keep: Tensor) -> Vocabulary:
-        """The words where `keep` is true; occurrences of the others are numbered −1."""
-        number = torch.where(keep, keep.long().cumsum(0) - 1, -1)
-        return Vocabulary(number[self.which], self.first[keep], self.size[keep], self.times[keep])
-
-
-def vocabulary(words: Words) -> Vocabulary:
-    """The different words among these, in the order of their keys."""
-    _, which, count = torch.unique(words.key, return_inverse=True, return_counts=True)
-    one = torch.zeros_like(count).scatter_(0, which, torch.arange(len(which)))  # any occurrence will do
-    return Vocabulary(which, words.first[one], words.size[one], count)
-
-
-class WordDepths(nn.Module):
-    """How many layers each word goes through, at one or more values of the penalty λ; between them it interpolates.
-
-    It begins empty, when every word is unseen and goes through all layers, and takes the size of what is loaded.
-    """
-
-    SAVED = ("pieces", "sizes", "counts", "depths", "unseen", "penalties")
-    pieces: Tensor  # [all pieces] ids, word after word
-    sizes: Tensor  # [words] pieces of each
-    counts: Tensor  # [words] occurrences in the rows it was made from
-    depths: Tensor  # [words, penalties] float
-    unseen: Tensor  # [penalties] the depth of words it lacks
-    penalties: Tensor  # [penalties] rising
-
-    def __init__(self, layers: int, penalty: float = 0.0) -> None:
-        super().__init__()
-        self.layers, self.penalty = layers, penalty  # nobody goes deeper; the λ that is used unless told otherwise
-        none = torch.zeros(0, dtype=torch.int64)
-        empty = {"pieces": none, "sizes": none, "counts": none, "depths": torch.zeros(0, 1)}
-        self.fill({**empty, "unseen": torch.tensor([float(layers)]), "penalties": torch.zeros(1)})
-
-    def fill(self, table: Mapping[str, Tensor]) -> None:
-        """Put in a table, whatever its size."""
-        for name in self.SAVED:
-            self.register_buffer(name, table[name].clone())
-        self._index()
-        self._known: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
-
-    def _index(self) -> None:
-        """Keys in order, for the search."""
-        sizes, device = self.sizes.cpu(), self.pieces.device
-        word = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
-        position = torch.ones_like(word)
-        packed = Packed(torch.empty(0), sizes, {}, {"id": self.pieces, "word": word, "position": position})
-        key = words_of(packed).key if len(sizes) else self.pieces[:0]
-        self.register_buffer("key", key.sort().values, persistent=False)
-        self.register_buffer("place", key.argsort(), persistent=False)
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        if all(prefix + name in state_dict for name in self.SAVED):
-            self.fill({name: state_dict[prefix + name] for name in self.SAVED})
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def at(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Whole depths of all words and of unseen ones at a λ, at least 1 and at most all layers."""  # [words], []
-        key = (penalty, self.depths.device)
-        if key not in self._known:  # a pure function of the table: computed once
-            both = torch.cat((self.depths, self.unseen[None]))
-            whole = depths_at(both, self.penalties, penalty).clamp(1, self.layers)
-            self._known[key] = (whole[:-1], whole[-1])
-        return self._known[key]
-
-    @property
-    def deepest(self) -> int:
-        """The largest depth of any word at the usual λ."""
-        known, unseen = self.at(self.penalty)
-        return int(torch.cat((known, unseen[None])).max())
-
-    def look_up(self, words: Words, penalty: float) -> Tensor:
-        """The depth of each word of a batch."""  # [words]
-        known, unseen = self.at(penalty)
-        if not len(self.sizes):
-            return unseen.expand(len(words.key))
-        key, place = self.get_buffer("key"), self.get_buffer("place")
-        found = torch.searchsorted(key, words.key).clamp(max=len(key) - 1)
-        return torch.where(key[found] == words.key, known[place[found]], unseen)
-
-
-def depths_at(depths: Tensor, penalties: Tensor, penalty: float) -> Tensor:
-    """Whole depths at any λ between those they are known for: [n, penalties] → [n]."""
-    right = min(int(torch.searchsorted(penalties, penalty)), len(penalties) - 1)
-    left = max(0, right - 1)
-    wide = float(penalties[right] - penalties[left])
-    share = (penalty - float(penalties[left])) / wide if wide > 0.0 else 0.0
-    return torch.floor(torch.lerp(depths[:, left], depths[:, right], min(share, 1.0)) + 0.5).long()
-
-
-def some_occurrences(found: Vocabulary, most: int) -> Tensor:
-    """At most so many occurrences of each word, spread evenly over the text; 0 means all."""  # [occurrences] bool
-    known = found.which >= 0
-    if not most:
-        return known
-    order = found.which.argsort(stable=True)
-    before = (~known).sum() + found.times.cumsum(0) - found.times  # those of words left out stand first
-    number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    number, times = number - before[found.which], found.times[found.which]
-    return known & ((times <= most) | ((number + 1) * most // times > number * most // times))
-
-
-def mean_by_word(found: Vocabulary, each: Tensor, among: Tensor) -> Tensor:
-    """Depths of these single occurrences averaged by word: [occurrences, penalties] → [words, penalties]."""
-    which = found.which[among]
-    total = each.new_zeros(len(found.times), each.shape[1]).index_add(0, which, each[among])
-    return total / torch.bincount(which, minlength=len(found.times))[:, None]
-
-
-def table(ids: Tensor, found: Vocabulary, depths: Tensor, penalties: Tensor, unseen: int) -> dict[str, Tensor]:
-    """What `WordDepths` holds, from the depths [words, penalties] of a vocabulary found among `ids` [tokens].
-
-    Words it will not know go as deep as `unseen` says, or (0) as the median word.
-    """
-    start = torch.repeat_interleave(found.first - (found.size.cumsum(0) - found.size), found.size)
-    pieces = ids[start + torch.arange(len(start))]
-    others = torch.full_like(depths[0], unseen) if unseen else depths.median(0).values
-    return {"pieces": pieces, "sizes": found.size, "counts": found.times, "depths": depths.float(),
-            "unseen": others.float(), "penalties": penalties.float()}  # fmt: skip
 
 
 def spread_out(words: Words, depth: Tensor, packed: Packed, alone: int) -> tuple[Tensor, Tensor]:

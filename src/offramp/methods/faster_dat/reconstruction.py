@@ -16,12 +16,16 @@ from torch import Tensor
 from offramp.core.cost import Event
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.methods._shared.masked import MaskedModel, layer_losses
+from offramp.methods.faster_dat.masked_model import MaskedModel, layer_losses
+from offramp.methods.faster_dat.word_depths import Extent, depth_table, mean_by_word, seen, some_occurrences
+from offramp.nn.batches import Data
 from offramp.nn.exit_oracles import best_exit
+from offramp.nn.network import Network
 from offramp.nn.words import Words, words_of
 
 TOKENS = 4096  # computed at once
 Note = Callable[[Tensor, Tensor, Tensor], None]  # rows, their lengths, how many of their tokens were asked for
+PENALTIES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # λ at which depths are kept; between them, interpolated
 
 
 class Passes(NamedTuple):
@@ -112,3 +116,33 @@ def take_rows(packed: Packed, rows: Tensor) -> Packed:
     index = (start + torch.arange(len(start))).to(packed.device)
     tokens = {name: column.index_select(0, index) for name, column in packed.tokens.items()}
     return Packed(torch.empty(0), lengths, {}, tokens)
+
+
+class Guessing(NamedTuple):
+    """How depths are estimated by guessing words."""
+
+    spacing: int  # words from one mask to the next; 0: one mask a pass
+    penalty: float  # λ
+    most: int = 0  # occurrences of a word that are looked at; 0: all
+
+
+def by_reconstruction(
+    network: Network, masked: MaskedModel, data: Data, extent: Extent, how: Guessing
+) -> dict[str, Tensor]:
+    """The table of `WordDepths`: the layers it takes to guess a word, exact at its penalty. Besides, the depths of
+    every single word in `own` (1 of those not looked at) and how many each row has in `words`."""
+    network.eval()
+    found, penalties = seen(network.task, data, extent.least_count), torch.tensor(sorted({*PENALTIES, how.penalty}))
+    asked = some_occurrences(found.vocabulary, how.most)
+    passes = Passes(extent.layers, how.spacing, asked.to(network.device) if how.most else None)
+    own = estimate(masked, found.packed.to(network.device), passes, penalties).cpu()
+    depths = mean_by_word(found.vocabulary, own, asked)
+    made = depth_table(found.packed.tokens["id"], found.vocabulary, depths, penalties, extent.unseen)
+    return {**made, "own": own, "words": torch.bincount(found.words.row, minlength=len(data.encoded))}
+
+
+def some_of(data: Data, most: int) -> Data:
+    """Rows spread evenly over the data, at most so many; 0 means all."""
+    every = len(data.encoded)
+    chosen = torch.linspace(0, every - 1, min(most or every, every)).long().tolist()
+    return Data(data.rows, [data.encoded[i] for i in chosen])

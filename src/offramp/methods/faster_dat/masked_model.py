@@ -22,6 +22,7 @@ from offramp import backbones
 from offramp.backbones import Encoder, Head
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
+from offramp.nn.network import Network
 from offramp.nn.words import words_of
 from offramp.training.forward import Soft, trace
 from offramp.utils.hf_logging import quiet
@@ -157,3 +158,8 @@ def training_loss(model: MaskedModel, packed: Packed, layers: int) -> Tensor:
     corrupt = torch.where(fate < 0.8 * SHARE, model.mask_id.to(ids.device), corrupt)
     losses = layer_losses(model, packed.with_tokens(id=corrupt), hidden, ids[hidden], layers)
     return losses.sum() / max(1, losses.numel())
+
+
+def masked_model_of(network: Network) -> MaskedModel | None:
+    found = "masked" in network.added
+    return network.added["masked"] if found else None  # type: ignore[return-value]  # a ModuleDict

@@ -1,7 +1,8 @@
-"""Halting units on encoders: what reads states, who teaches it, and training along sampled exits."""
+"""Training of exits and halting units on encoders: the oracle, aligned and mixed training, and the stage."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -10,32 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.core.packed import Packed
+from offramp.methods.depth_adaptive import DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.batches import Batch
-from offramp.nn.exit_oracles import Geometric, Multinomial, best_exit, geometric_loss, multinomial_loss, smoothed
+from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smoothed
+from offramp.nn.exit_policies import exit_weights
 from offramp.nn.network import Network
 from offramp.nn.words import spread_out, words_of
 from offramp.training.forward import Soft, Trace, trace
 from offramp.training.losses import IGNORED
-
-Form = Literal["multinomial", "geometric", "threshold"]
-
-
-class Halting(nn.ModuleDict):
-    """The units by layer: one after layer 1 that plans, or one at every exit but the last that says stop or go on."""
-
-    def __init__(self, form: Form, by_word: bool, hidden: int, depth: int) -> None:
-        super().__init__()
-        self.form, self.by_word = form, by_word  # by_word: every word has its own depth, else every row
-        if form == "multinomial":
-            self["1"] = Multinomial(hidden, depth)
-        elif form == "geometric":
-            self.update({str(layer): Geometric(hidden, exits=2) for layer in range(1, depth)})
-
-    def ask(self, layer: int, states: Tensor) -> Tensor:
-        """Logits over all exits [n, exits], or of stopping here [n]."""
-        unit = self[str(layer)]
-        said: Tensor = unit(states) if self.form == "multinomial" else unit(0, states)
-        return said
+from offramp.training.stage import Backward, Stage
 
 
 class Oracle(NamedTuple):
@@ -128,3 +113,36 @@ def right_exits(network: Network, seen: Pass, oracle: Oracle, by_word: bool) -> 
         worth = torch.stack([(said.argmax(1) == truth).float() for said in answers])
     counts = torch.bincount(seen.batch.packed.row_of_token[asked], minlength=len(lengths))
     return best_exit(smoothed(worth, counts, oracle.sigma), oracle.penalty)
+
+
+@dataclass
+class Adaptive(Stage):
+    """Exits learn, and (where `halting`) the units with them."""
+
+    options: DepthAdaptiveOptions = field(kw_only=True)
+    halting: bool = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        named = self.network.named_parameters()
+        return [(name, p) for name, p in named if self.halting or not name.startswith("added.predictors.")]
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        options, net, units = self.options, self.network, halting_units(self.network)
+        if not self.halting:
+            loss = self._exits(batch, None)
+        else:
+            seen, oracle = through(net, batch), Oracle(options.oracle, options.penalty, options.sigma)
+            loss = self._exits(batch, seen) + options.alpha * halting_loss(net, units, seen, oracle, options.detach)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+    def _exits(self, batch: Batch, seen: Pass | None) -> Tensor:
+        """The loss of the exits, aligned or mixed."""
+        options, net = self.options, self.network
+        if options.training == "mixed" and halting_units(net).by_word:
+            return mixed_words_loss(net, batch, options.samples)
+        seen = seen or through(net, batch)
+        if options.training == "mixed":
+            return mixed_rows_loss(net, seen, options.samples)
+        each = aligned_losses(net, seen)
+        return each @ each.new_tensor(exit_weights(net.depth, options.weights))

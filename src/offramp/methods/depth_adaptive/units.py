@@ -1,0 +1,34 @@
+"""Halting units of encoders."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from offramp.nn.exit_oracles import Geometric, Multinomial
+from offramp.nn.network import Network
+
+Form = Literal["multinomial", "geometric", "threshold"]
+
+
+class Halting(nn.ModuleDict):
+    """The units by layer: one after layer 1 that plans, or one at every exit but the last that says stop or go on."""
+
+    def __init__(self, form: Form, by_word: bool, hidden: int, depth: int) -> None:
+        super().__init__()
+        self.form, self.by_word = form, by_word  # by_word: every word has its own depth, else every row
+        if form == "multinomial":
+            self["1"] = Multinomial(hidden, depth)
+        elif form == "geometric":
+            self.update({str(layer): Geometric(hidden, exits=2) for layer in range(1, depth)})
+
+    def ask(self, layer: int, states: Tensor) -> Tensor:
+        """Logits over all exits [n, exits], or of stopping here [n]."""
+        unit = self[str(layer)]
+        said: Tensor = unit(states) if self.form == "multinomial" else unit(0, states)
+        return said
+
+
+def halting_units(network: Network) -> Halting:
+    return network.added["predictors"]  # type: ignore[return-value]  # a ModuleDict

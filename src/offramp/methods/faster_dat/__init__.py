@@ -1,0 +1,117 @@
+"""Faster Depth-Adaptive Transformer (Liu et al. 2021): every word's depth is known before the model runs.
+
+What it does: a table of word depths is made from the training rows. `mi`: mutual information of a word's presence and
+the label, −log, as many bins of equal width as layers: what tells most goes least deep. `reconstruction`: the layer
+after which a masked language model guesses the word best, argmin of loss_n + λn, averaged over (20 of) its occurrences.
+At run time a token past its depth goes idle (still key and value, no longer computed), a row ends with its deepest
+word, and a head reads maximum and mean of all tokens. Training runs by the same rule, through the same loop.
+Modifications from the paper: λn is added (Eq. 4 prints a minus, against its own text and Table 4); a row stops at its
+own deepest word, not at the batch's; depths of new text are looked up (`transductive=true` is the paper's form, a
+masked pass for every word of the text to be answered, counted in its cost); many well-spaced masks a pass; pieces share
+their word's depth, words never seen get the median of those seen, special tokens go with the row's deepest word (and
+so do, on spans, the words of the question); tagging (labels: the tags that occur in the row; no pooling) and numbers
+(labels: quarters of their range by rank) too. `deep=telling` turns the table of `mi` round: what tells most goes
+deepest. `least` is the smallest information told apart: words that tell next to nothing by accident make all bins wide,
+and a higher floor, such as 1e-7, sends more words deep, at the cost of MACs.
+Relations: token_exit decides on the way what this one plans; depth_adaptive is its halting-unit baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from offramp.core.policy import Policy
+from offramp.errors import OfframpError
+from offramp.methods._base import Method
+from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of
+from offramp.methods.faster_dat.mutual_information import LEAST_INFORMATION
+from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings, deepest_word
+from offramp.methods.faster_dat.reconstruction import PENALTIES
+from offramp.methods.faster_dat.training import GuessWords, Planned
+from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
+from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
+from offramp.nn.network import Network
+from offramp.nn.setting_space import Integer
+from offramp.training.stage import Stage
+
+
+@dataclass(frozen=True)
+class FasterDATOptions:
+    """How depths are estimated and the model is built; fixed once trained."""
+
+    estimation: Literal["mi", "reconstruction"] = "mi"
+    layers: int = 0  # the largest depth N; 0: all the layers there are
+    deep: Literal["rare", "telling"] = "rare"  # mi: which words go deep: those that tell little (as published), or much
+    smoothing: float = 0.1  # mi: added to every count
+    least: float = LEAST_INFORMATION  # mi: what tells less counts as telling this much
+    penalty: float = 0.1  # reconstruction: λ
+    spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
+    occurrences: int = 20  # reconstruction: of each word, as many are looked at, spread over the rows; 0: all
+    rows: int = 5000  # reconstruction: training rows the table is made from; 0: all
+    transductive: bool = False  # reconstruction: a pass for every word of the text to be answered, no table
+    least_count: int = 1  # words that occur less often count as unseen
+    unseen: int = 0  # the depth of unseen words; 0: the median of the seen ones
+    pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
+    head_lr: float = 5e-4
+
+    def __post_init__(self) -> None:
+        for name, fine, fix in (
+            ("layers", self.layers >= 0, "1, 2, …, or 0 for all layers"),
+            ("smoothing", self.smoothing > 0.0, "a number above 0, e.g. 0.1"),
+            ("least", 0.0 < self.least < 1.0, "a number above 0 and below 1, e.g. 1e-7"),
+            ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
+            ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
+            ("occurrences", self.occurrences >= 0, "a number of occurrences, or 0 for all"),
+            ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
+            ("unseen", self.unseen >= 0, "a depth, or 0 for the median"),
+            ("transductive", not self.transductive or self.estimation == "reconstruction",
+             "false; or say estimation=reconstruction"),
+        ):  # fmt: skip
+            if not fine:
+                raise OfframpError("options of faster_dat", f"{name}={getattr(self, name)}", f"use {fix}")
+
+
+class FasterDAT(Method):
+    """The depth of every word is looked up before the model runs."""
+
+    name = "faster_dat"
+    settings = FasterDATSettings
+    options = FasterDATOptions
+    space = Integer("cap", loosest=0, replay=False, most=lambda network: deepest_word(network) - 1)
+    hf_equal = False
+
+    def modules(self, network: Network, options: FasterDATOptions) -> nn.ModuleDict:
+        """The table, one head for all layers, and the masked model where depths are estimated by it."""
+        if network.task.outputs == 0:
+            given = "answers as wide as a vocabulary"
+            raise OfframpError(f"faster_dat for {network.task.name}", given, "use it for classification or tagging")
+        if options.layers > network.depth:
+            given = f"layers={options.layers}"
+            raise OfframpError("a largest depth", given, f"this model has {network.depth} layers; 0 takes all")
+        added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
+        apply, cost = network.last.apply, network.last.cost
+        if options.pool == "meanmax" and not network.per_token:
+            head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
+            added["final_head"], apply, cost = head, head.forward, head.cost
+        numbers = [str(layer) for layer in range(1, network.depth)]
+        added["exit_heads"] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
+        if options.estimation == "reconstruction":
+            added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
+            prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
+            added["predictors"] = nn.ModuleDict(prices)
+        return added
+
+    def policy(self, network: Network, settings: FasterDATSettings) -> Policy:
+        return FasterDATPolicy(network, settings)
+
+    def stages(self, network: Network, options: FasterDATOptions) -> list[Stage]:
+        """Fine-tune over planned depths; before that, for reconstruction, teach the masked model."""
+        masked, first = masked_model_of(network), list[Stage]()
+        if masked is not None:
+            masked.load(network.hf.name_or_path)
+            layers = word_depths_of(network).layers
+            first = [GuessWords(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
+        return [*first, Planned(network, "fine-tune planned depths", options.head_lr, options=options)]

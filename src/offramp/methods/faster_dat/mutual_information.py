@@ -1,0 +1,61 @@
+"""Mutual information of a word's presence in a row with the row's labels, and depths from it (Liu et al. 2021)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from offramp.methods.faster_dat.word_depths import Extent, depth_table, seen
+from offramp.nn.batches import Data
+from offramp.nn.row_labels import labels_of
+from offramp.tasks import Task
+
+LEAST_INFORMATION = 1e-12  # information of a word that tells nothing at all: its logarithm must stay finite
+Floats = NDArray[np.float64]
+
+
+def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: float) -> Floats:
+    """Σ over labels and both presences of P log(P / (P·P)) for every word, in nats.
+
+    `which` [occurrences] numbers the word (−1: none of them), `row` [occurrences] its row. All four counts of a table
+    (word or not, label or not) are smoothed, and margins are their sums, so that the information is never negative.
+    """  # [words]
+    rows, kinds = labels.shape[0], int(which.max()) + 1
+    which, row = which[which >= 0], row[which >= 0]
+    ones = np.ones(len(which))
+    present = csr_array((ones, (which.numpy(), row.numpy())), shape=(kinds, rows))
+    present.sum_duplicates()
+    present.data[:] = 1.0  # twice in a row is present once
+    both = present @ labels  # [words, labels]
+    with_word, with_label = np.asarray(present.sum(axis=1))[:, None], labels.sum(0)[None, :]
+    counts = np.stack([both, with_word - both, with_label - both, rows - with_word - with_label + both]) + smoothing
+    yes, only_word, only_label, _ = joint = counts / counts.sum(0)
+    word, label = yes + only_word, yes + only_label
+    apart = np.stack([word * label, word * (1 - label), (1 - word) * label, (1 - word) * (1 - label)])
+    return np.asarray((joint * np.log(joint / apart)).sum((0, 2)))
+
+
+def depths_by_information(information: Floats, layers: int, least: float = LEAST_INFORMATION) -> NDArray[np.int64]:
+    """−log of it cut into as many bins of equal width as there are layers:"""
+    scale = -np.log(np.maximum(information, least))
+    edges = np.linspace(scale.min(), scale.max(), layers + 1)[1:-1]
+    return np.digitize(scale, edges, right=True) + 1  # an edge belongs to the shallower bin
+
+
+def by_information(
+    task: Task,
+    data: Data,
+    extent: Extent,
+    smoothing: float,
+    telling_deep: bool = False,
+    least: float = LEAST_INFORMATION,
+) -> dict[str, Tensor]:
+    """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes, or the other way round."""
+    found = seen(task, data, extent.least_count)
+    told = mutual_information(found.vocabulary.which, found.words.row, labels_of(task, data), smoothing)
+    depths = torch.from_numpy(depths_by_information(told, extent.layers, least)).float()[:, None]
+    depths = extent.layers + 1 - depths if telling_deep else depths
+    return depth_table(found.packed.tokens["id"], found.vocabulary, depths, torch.zeros(1), extent.unseen)

@@ -1,0 +1,104 @@
+"""The stages of Faster-DAT: a masked model learns to predict words; the network is fine-tuned at planned depths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from offramp import engines
+from offramp.core.loop import run
+from offramp.core.policy import Policy
+from offramp.methods.faster_dat import FasterDATOptions
+from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of, training_loss
+from offramp.methods.faster_dat.mutual_information import by_information
+from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings, _Given
+from offramp.methods.faster_dat.reconstruction import Guessing, by_reconstruction, some_of
+from offramp.methods.faster_dat.word_depths import Extent, depths_at, word_depths_of
+from offramp.nn.artifacts import kept
+from offramp.nn.batches import Batch, Data
+from offramp.training.stage import Backward, Groups, Stage
+
+
+@dataclass
+class GuessWords(Stage):
+    """The masked model learns to guess hidden words after every layer. The network itself stays as it is."""
+
+    masked: MaskedModel = field(kw_only=True)
+    layers: int = field(kw_only=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.masked.")]
+
+    def optimisers(self, lr: float) -> list[Groups]:
+        base = {id(p) for p in self.masked.model.base_model.parameters()}
+        body, head = ([p for _, p in self.trainable() if (id(p) in base) is inside] for inside in (True, False))
+        rate = max(lr, self.head_lr) if self.masked.made_head else lr
+        return [[{"params": body, "lr": lr}, *([{"params": head, "lr": rate}] if head else [])]]
+
+    def mode(self) -> None:
+        self.network.train(backbone=False, added=True)
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        loss = training_loss(self.masked, batch.packed, self.layers)
+        backward(loss)
+        return {"loss": loss.detach()}
+
+    def select(self, history: Sequence[dict[str, float]]) -> int:
+        return len(history) - 1  # dev scores are the untouched network's
+
+
+@dataclass
+class Planned(Stage):
+    """Fine-tuning by the rule of run time, through the loop, over depths planned beforehand."""
+
+    options: FasterDATOptions = field(kw_only=True)
+    own: tuple[Tensor, ...] = ()  # transductive: the depths of each training row's words
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        made = kept(folder / "depths.safetensors", lambda: self._plan(data))
+        word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in made.items()})
+        if self.options.transductive:
+            depths = depths_at(made["own"], made["penalties"], self.options.penalty)
+            self.own = depths.split(made["words"].tolist())
+        masked = masked_model_of(self.network)
+        if masked is not None and not self.options.transductive:
+            masked.clear()
+
+    def _plan(self, data: Data) -> dict[str, Tensor]:
+        """The table, and for the transductive form the depths of every word of every row."""
+        options, layers, masked = self.options, word_depths_of(self.network).layers, masked_model_of(self.network)
+        extent = Extent(layers, options.least_count, options.unseen)
+        if masked is None:
+            telling = options.deep == "telling"
+            return by_information(self.network.task, data, extent, options.smoothing, telling, options.least)
+        how, some = Guessing(options.spacing, options.penalty, options.occurrences), some_of(data, options.rows)
+        if options.transductive:
+            how, some = Guessing(0, options.penalty), data
+        return by_reconstruction(self.network, masked, some, extent, how)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        net, layers = self.network, word_depths_of(self.network).layers
+        above = {id(p) for layer in net.encoder.layers[layers:] for p in layer.parameters()}
+        above -= {id(p) for layer in net.encoder.layers[:layers] for p in layer.parameters()}
+        base = {id(p) for name, p in net.hf.base_model.named_parameters() if "pooler" not in name} - above
+        every = list(net.named_parameters())
+        if "final_head" not in net.added:
+            return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
+        return [(name, p) for name, p in every if id(p) in base or name.startswith("added.final_head.")]
+
+    def policy(self) -> Policy:
+        return FasterDATPolicy(self.network, FasterDATSettings())
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        rule = FasterDATPolicy(self.network, FasterDATSettings())
+        if self.own:
+            rule = _Given(self.network, torch.cat([self.own[i] for i in batch.ids]))
+        made = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
+        lengths = batch.packed.lengths.to(made.logits.device)
+        loss = self.network.task.loss(made.logits, batch.targets, lengths)
+        backward(loss)
+        return {"loss": loss.detach()}
