@@ -12,12 +12,12 @@ from offramp import methods, tasks
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
 from offramp.decoding.beam_search import Said, speak
-from offramp.decoding.exits import decoder_policy, first_below, least_confidence, tail, uncertainties
+from offramp.decoding.exits import DecoderSettings, decoder_policy, first_below, least_confidence, tail, uncertainties
 from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import Lesson, prices, rules, side_by_side, speaker
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
-from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.training.forward import trace

@@ -14,7 +14,7 @@ from offramp.data.tokenization import Encoded
 from offramp.decoding.teacher_forcing import Lesson, decoder_of, exits
 from offramp.decoding.training import Deciding, Mixed, Speaking, decoder_stages, marks
 from offramp.inference.run_folder import build_network
-from offramp.methods.depth_adaptive import DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.nn.batches import Batch, Data, grouped
 from offramp.nn.exit_oracles import correctness_oracle, geometric_loss
 from offramp.nn.network import Network

@@ -16,9 +16,10 @@ from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
+from offramp.decoding.exits import DecoderSettings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods.depth_adaptive import DecoderSettings, DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.policy import EncoderPolicy
 from offramp.methods.depth_adaptive.training import Oracle, Pass, halting_loss, right_exits, through
 from offramp.nn.batches import Batch, Data, batch, packed_rows

@@ -17,9 +17,9 @@ from offramp.data.tokenization import Encoded
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods.faster_dat import FasterDATOptions
 from offramp.methods.faster_dat.mutual_information import by_information
-from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings
+from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
+from offramp.methods.faster_dat.policy import FasterDATPolicy
 from offramp.methods.faster_dat.word_depths import Extent, depth_table, vocabulary
 from offramp.nn.batches import Data, packed_rows
 from offramp.nn.network import Network

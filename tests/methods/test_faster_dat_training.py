@@ -14,7 +14,7 @@ import offramp
 from offramp.calibration.subject import candidate_settings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods.faster_dat.policy import FasterDATSettings
+from offramp.methods.faster_dat.options import FasterDATSettings
 from offramp.methods.faster_dat.reconstruction import Passes, estimate
 from offramp.methods.faster_dat.training import GuessWords, Planned
 from offramp.nn.batches import Batch, packed_rows

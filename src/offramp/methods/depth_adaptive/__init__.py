@@ -18,34 +18,25 @@ Relations: token_exit is the threshold form with windows; BERxiT's unit guesses 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from offramp.core.policy import Policy
-from offramp.decoding.exits import DecoderOptions, DecoderSettings, decoder_modules, decoder_policy
+from offramp.decoding.exits import DecoderSettings, decoder_modules, decoder_policy
 from offramp.decoding.training import decoder_stages
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
+from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.policy import EncoderPolicy
 from offramp.methods.depth_adaptive.training import Adaptive
 from offramp.methods.depth_adaptive.units import Halting, halting_units
-from offramp.nn.exit_heads import Pool
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Threshold
 from offramp.training.stage import Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
-
-
-@dataclass(frozen=True)
-class DepthAdaptiveOptions(DecoderOptions):
-    """How exits and halting units are built and trained; fixed once trained."""
-
-    level: Literal["auto", "row", "word"] = "auto"  # encoders; auto: words where each has an answer, else rows
-    pool: Pool = "meanmax"  # encoders
 
 
 class DepthAdaptive(Method):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.core.packed import Packed
-from offramp.methods.depth_adaptive import DepthAdaptiveOptions
+from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smoothed

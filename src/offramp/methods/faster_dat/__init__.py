@@ -18,60 +18,20 @@ Relations: token_exit decides on the way what this one plans; depth_adaptive is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from torch import nn
 
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
 from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of
-from offramp.methods.faster_dat.mutual_information import LEAST_INFORMATION
-from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings, deepest_word
-from offramp.methods.faster_dat.reconstruction import PENALTIES
+from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
+from offramp.methods.faster_dat.policy import FasterDATPolicy, deepest_word
 from offramp.methods.faster_dat.training import GuessWords, Planned
 from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.network import Network
 from offramp.nn.setting_space import Integer
 from offramp.training.stage import Stage
-
-
-@dataclass(frozen=True)
-class FasterDATOptions:
-    """How depths are estimated and the model is built; fixed once trained."""
-
-    estimation: Literal["mi", "reconstruction"] = "mi"
-    layers: int = 0  # the largest depth N; 0: all the layers there are
-    deep: Literal["rare", "telling"] = "rare"  # mi: which words go deep: those that tell little (as published), or much
-    smoothing: float = 0.1  # mi: added to every count
-    least: float = LEAST_INFORMATION  # mi: what tells less counts as telling this much
-    penalty: float = 0.1  # reconstruction: λ
-    spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
-    occurrences: int = 20  # reconstruction: of each word, as many are looked at, spread over the rows; 0: all
-    rows: int = 5000  # reconstruction: training rows the table is made from; 0: all
-    transductive: bool = False  # reconstruction: a pass for every word of the text to be answered, no table
-    least_count: int = 1  # words that occur less often count as unseen
-    unseen: int = 0  # the depth of unseen words; 0: the median of the seen ones
-    pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
-    head_lr: float = 5e-4
-
-    def __post_init__(self) -> None:
-        for name, fine, fix in (
-            ("layers", self.layers >= 0, "1, 2, …, or 0 for all layers"),
-            ("smoothing", self.smoothing > 0.0, "a number above 0, e.g. 0.1"),
-            ("least", 0.0 < self.least < 1.0, "a number above 0 and below 1, e.g. 1e-7"),
-            ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
-            ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
-            ("occurrences", self.occurrences >= 0, "a number of occurrences, or 0 for all"),
-            ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
-            ("unseen", self.unseen >= 0, "a depth, or 0 for the median"),
-            ("transductive", not self.transductive or self.estimation == "reconstruction",
-             "false; or say estimation=reconstruction"),
-        ):  # fmt: skip
-            if not fine:
-                raise OfframpError("options of faster_dat", f"{name}={getattr(self, name)}", f"use {fix}")
 
 
 class FasterDAT(Method):

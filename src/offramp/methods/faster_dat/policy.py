@@ -1,4 +1,4 @@
-"""Settings of Faster-DAT, and the policy that runs planned depths."""
+"""The policy that runs planned depths."""
 
 from __future__ import annotations
 
@@ -12,24 +12,11 @@ from offramp.core.loop import State
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods.faster_dat.masked_model import masked_model_of
-from offramp.methods.faster_dat.reconstruction import PENALTIES, Passes, count, estimate
+from offramp.methods.faster_dat.options import FasterDATSettings
+from offramp.methods.faster_dat.reconstruction import Passes, count, estimate
 from offramp.methods.faster_dat.word_depths import word_depths_of
 from offramp.nn.network import Network
 from offramp.nn.words import Words, spread_out, words_of
-
-
-@dataclass(frozen=True)
-class FasterDATSettings:
-    """`cap`: nobody goes deeper (0: as planned). `penalty`: another λ than trained with (−1), for reconstruction."""
-
-    cap: int = 0
-    penalty: float = -1.0
-
-    def __post_init__(self) -> None:
-        if self.cap < 0:
-            raise OfframpError("a largest depth", f"cap={self.cap}", "use 1, 2, …; 0 leaves depths as planned")
-        if self.penalty != -1.0 and not 0.0 <= self.penalty <= PENALTIES[-1]:
-            raise OfframpError("a penalty λ for depth", f"penalty={self.penalty}", f"use 0 to {PENALTIES[-1]:g}")
 
 
 class FasterDATPolicy(Policy):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from offramp import engines
 from offramp.core.loop import run
 from offramp.core.policy import Policy
-from offramp.methods.faster_dat import FasterDATOptions
 from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of, training_loss
 from offramp.methods.faster_dat.mutual_information import by_information
-from offramp.methods.faster_dat.policy import FasterDATPolicy, FasterDATSettings, _Given
+from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
+from offramp.methods.faster_dat.policy import FasterDATPolicy, _Given
 from offramp.methods.faster_dat.reconstruction import Guessing, by_reconstruction, some_of
 from offramp.methods.faster_dat.word_depths import Extent, depths_at, word_depths_of
 from offramp.nn.artifacts import kept
