@@ -26,7 +26,7 @@ from offramp.data.readers import read
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.utils.files import write_json
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     def ours() -> list[torch.Tensor]:
         parts = []
         for start in range(0, len(encoded), args.batch_size):
-            packed = packed_rows(predictor.task, encoded[start : start + args.batch_size])
+            packed = pack_rows(predictor.task, encoded[start : start + args.batch_size])
             outcome = run_packed(predictor.network, predictor.engine, Policy(), packed)
             parts.append(torch.from_numpy(np.stack(outcome.logits)))
         return parts

@@ -37,7 +37,7 @@ from offramp.nn import batches
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network
-from offramp.nn.network import network as bare_network
+from offramp.nn.network import bare_network as bare_network
 from offramp.tasks import Task
 from offramp.training.schedule import Schedule
 
@@ -219,7 +219,7 @@ def data(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> Data:
 def batch(net: Network, rows: Data | None = None, seed: int | None = None) -> Batch:
     """Return all rows as one training batch."""
     rows = rows or data()
-    return batches.batch(net.task, rows, range(len(rows.encoded)), seed)
+    return batches.build_batch(net.task, rows, range(len(rows.encoded)), seed)
 
 
 def network(

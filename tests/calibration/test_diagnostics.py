@@ -16,7 +16,7 @@ from offramp.calibration.replay import ExitRecording
 from offramp.core.cost import HeadCost
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from tests import runs
 
 COUNT = 40
@@ -34,7 +34,7 @@ def warned(
     """What calibration notices about a model whose exits say these things."""
     model = Predictor.load(run)
     data = Data(ROWS, model.prepare(ROWS))
-    tape = ExitRecording(logits, {}, packed_rows(model.task, data.encoded))
+    tape = ExitRecording(logits, {}, pack_rows(model.task, data.encoded))
     if dear:
         for exit_head in model.network.exit_heads.values():
             exit_head.cost = HeadCost(10**9, 0)
@@ -116,7 +116,7 @@ def test_what_saves_by_itself_need_not_have_cheaper_settings(trained: Path) -> N
 def test_a_regression_head_that_says_one_number(tmp_path: Path, base: str) -> None:
     model = Predictor.load(runs.train(base, tmp_path, "berxit", "regression", schedule=runs.Schedule(1, 8, 0.001)))
     logits = {layer: torch.linspace(0, 1, 30)[:, None] for layer in range(4)} | {1: torch.full((30, 1), 0.5)}
-    packed = packed_rows(model.task, model.prepare(runs.rows("regression", 30)))
+    packed = pack_rows(model.task, model.prepare(runs.rows("regression", 30)))
     tape = ExitRecording(logits, {}, packed)
     assert collapsed_exits(model.network, tape, [0, 1, 2]) == [1] and collapsed_exits(model.network, tape, [0, 2]) == []
 

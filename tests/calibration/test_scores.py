@@ -17,7 +17,7 @@ from offramp.calibration.subject import CalibrationContext, candidate_settings, 
 from offramp.calibration.thresholds import ExitTable, evaluate_thresholds
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from tests import runs
 
 RAMPS = 5
@@ -132,7 +132,7 @@ def opened(trained: Path, logits: dict[int, Tensor]) -> tuple[CalibrationContext
     rows = [{"text": "it", "label": "good" if i % 2 else "bad"} for i in range(count)]
     data = Data(rows, model.prepare(rows))
     return CalibrationContext(model.network, model.model.method, data), ExitRecording(
-        logits, {}, packed_rows(model.task, data.encoded)
+        logits, {}, pack_rows(model.task, data.encoded)
     )
 
 

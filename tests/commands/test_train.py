@@ -157,7 +157,7 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     assert runs.files(tmp_path / "run.partial") == before
     with pytest.raises(OfframpError, match="not finished"):
         folders.load_run(tmp_path / "run")
-    (tmp_path / "run.partial" / checkpoint.FILE).write_bytes(b"damaged")
+    (tmp_path / "run.partial" / checkpoint.CHECKPOINT_FILE).write_bytes(b"damaged")
     with pytest.raises(OfframpError, match="damaged"):
         run_training(TrainRequest(**asked))
     run_training(TrainRequest(**asked), force=True)

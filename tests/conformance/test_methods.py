@@ -21,10 +21,10 @@ from offramp.data.tokenization import Encoded
 from offramp.engines import How
 from offramp.inference.run_folder import build_network
 from offramp.methods import Method
-from offramp.nn.batches import Data, batch, packed_rows
+from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
-from offramp.training.forward import Soft, trace
-from offramp.training.objectives import Joint
+from offramp.training.forward import ForwardHooks, forward_all_layers
+from offramp.training.objectives import JointStage
 from offramp.training.stage import Stage
 from tests import tiny
 
@@ -67,15 +67,15 @@ def settings_from_tight_to_loose(method: Method, net: Network, data: Data) -> li
     return [*tried[:: max(1, len(tried) // 5)], method.settings()]
 
 
-def training_path(method: Method, net: Network) -> Soft:
+def training_path(method: Method, net: Network) -> ForwardHooks:
     """What the method's last stage changes in the pass over the layers."""
     last = method.stages(net, options_of(method))[-1]
-    return last.soft if isinstance(last, Joint) else Soft()
+    return last.hooks if isinstance(last, JointStage) else ForwardHooks()
 
 
 def answer(method: Method, net: Network, settings: Any, encoded: list[Encoded]) -> Result:
     with torch.no_grad():
-        packed = packed_rows(net.task, encoded)
+        packed = pack_rows(net.task, encoded)
         return run(engines.make("torch", net.encoder), net, method.policy(net, settings), packed)
 
 
@@ -94,10 +94,10 @@ def test_every_method_file_is_whole() -> None:
 def test_loosest_setting_is_the_full_model(name: str, backbone: str, task: str) -> None:
     method, net, data = made(name, backbone, task)
     result = answer(method, net, method.settings(), data.encoded)
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     last = net.depth if method.hf_equal else int(result.exit_layer[0])
     with torch.no_grad():
-        soft = net(last, trace(net.encoder, packed, training_path(method, net)).at(last))
+        soft = net(last, forward_all_layers(net.encoder, packed, training_path(method, net)).after(last))
     assert torch.allclose(result.logits, soft, atol=1e-5)  # the run-time path is the training path in the limit
     assert result.exit_layer.tolist() == [last] * len(LENGTHS)
     if method.hf_equal:
@@ -139,7 +139,7 @@ def test_cost_is_monotone_in_the_knob(name: str, backbone: str, task: str) -> No
 @cases
 def test_gradients_reach_exactly_the_declared_parameters(name: str, backbone: str, task: str, tmp_path: Path) -> None:
     method, net, data = made(name, backbone, task)
-    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    some = build_batch(net.task, data, range(len(LENGTHS)), seed=0)
     for stage in method.stages(net, options_of(method)):
         stage.prepare(data, tmp_path)
         declared = {key for key, _ in stage.trainable()}
@@ -155,8 +155,8 @@ def _reached(stage: Stage, net: Network, some: Any) -> set[str]:
         parameter.grad = None
     for _, parameter in stage.trainable():
         parameter.requires_grad_(True)
-    stage.mode()
-    stage.at(0, 1, 0)
+    stage.set_train_mode()
+    stage.begin_epoch(0, 1, 0)
     torch.manual_seed(0)
     for _ in range(6):  # some stages alternate, some leave layers out at random
         stage.step(some, lambda loss: loss.backward())
@@ -181,7 +181,7 @@ def test_every_engine_decides_like_torch(name: str, engine: str) -> None:
     backbone, task = next((b, t) for m, b, t in CASES if m == name and b == "bert")
     method, net, data = made(name, backbone, task)
     for settings in settings_from_tight_to_loose(method, net, data)[::3]:
-        theirs, packed = answer(method, net, settings, data.encoded), packed_rows(net.task, data.encoded)
+        theirs, packed = answer(method, net, settings, data.encoded), pack_rows(net.task, data.encoded)
         with torch.inference_mode():
             runner = engine_for(name, backbone, task, engine)
             ours = run(runner, runner.exits(net), method.policy(net, settings), packed)
@@ -193,4 +193,4 @@ def test_every_engine_decides_like_torch(name: str, engine: str) -> None:
 def test_pack_gives_the_same_as_packed_rows() -> None:
     _, net, data = made("full", "bert", "classification")
     plain = pack([e.ids for e in data.encoded])
-    assert torch.equal(packed_rows(net.task, data.encoded).tokens["id"], plain.tokens["id"])
+    assert torch.equal(pack_rows(net.task, data.encoded).tokens["id"], plain.tokens["id"])

@@ -16,7 +16,7 @@ from offramp.core import cost
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
 from offramp.methods import Method, PairMethod
-from offramp.nn.batches import Data, batch
+from offramp.nn.batches import Data, build_batch
 from offramp.nn.network import Network
 from tests.conformance.test_methods import LENGTHS, _reached, answer, by_row, made, options_of
 
@@ -82,7 +82,7 @@ def test_exits_replay_under_dropped_tokens(name: str, backbone: str, task: str) 
 def test_gradients_reach_exactly_the_declared_parameters(name: str, tmp_path: Path) -> None:
     task = "tagging" if "words" in methods.get(name).needs else "classification"
     method, net, data = made(name, "bert", task)
-    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    some = build_batch(net.task, data, range(len(LENGTHS)), seed=0)
     for stage in method.stages(net, options_of(method)):
         stage.prepare(data, tmp_path)
         declared = {key for key, _ in stage.trainable()}

@@ -21,7 +21,7 @@ from offramp.core.loop import run
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
-from offramp.nn.network import network
+from offramp.nn.network import bare_network
 from offramp.tasks import get
 from tests import tiny
 from tests.fakes import Drop, Leave
@@ -120,7 +120,7 @@ POLICIES = [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, "after_attenti
 def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> None:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    net = network(tiny.model(kind, spec.auto_class), spec)
+    net = bare_network(tiny.model(kind, spec.auto_class), spec)
     net.added.update({"exit_heads": build_exit_heads(net, ExitOptions())})
     packed = pack(tiny.rows([12, 12]))  # equal lengths: attention computes no padding
     with FlopCounterMode(display=False) as counter, torch.no_grad():

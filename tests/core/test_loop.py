@@ -14,9 +14,9 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
-from offramp.nn.network import Network, network
+from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
-from offramp.training.forward import Soft, Trace, trace
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
 from tests import tiny
 from tests.fakes import Drop, Gate, Leave
 
@@ -26,7 +26,7 @@ LENGTHS = [9, 3, 17, 5]
 def net_for(task: str, kind: str = "bert") -> Network:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    made = network(tiny.model(kind, spec.auto_class), spec)
+    made = bare_network(tiny.model(kind, spec.auto_class), spec)
     torch.manual_seed(5)
     made.added.update({"exit_heads": build_exit_heads(made, ExitOptions())})
     made.eval()
@@ -60,9 +60,9 @@ def test_a_row_that_leaves_takes_the_answer_of_its_off_ramp(task: str) -> None:
     made = answer(net, Leave({0: [3], 1: [0], 2: [2]}), packed)
     assert made.exit_layer.tolist() == [1, 3, 2, 0]
     with torch.no_grad():
-        whole = trace(net.encoder, packed)
+        whole = forward_all_layers(net.encoder, packed)
         for row, layer in enumerate([1, 3, 2, 0]):
-            logits = net(layer, whole.at(layer))
+            logits = net(layer, whole.after(layer))
             mine = packed.row_of_token == row if net.per_token else torch.arange(len(LENGTHS)) == row
             assert torch.allclose(made.logits[mine], logits[mine], atol=1e-5)
 
@@ -81,7 +81,7 @@ def test_dropped_tokens_answer_with_their_last_state() -> None:
     gone = packed.tokens["position"] >= 4
     assert made.logits.shape[0] == packed.total
     with torch.no_grad():
-        early = net.last.apply(packed.with_states(watch.seen[1]))
+        early = net.model_head.apply(packed.with_states(watch.seen[1]))
     assert torch.allclose(made.logits[gone], early[gone], atol=1e-6)
     assert not torch.allclose(made.logits[~gone], early[~gone], atol=1e-2)
 
@@ -107,12 +107,12 @@ def test_gate_one_is_the_layer_and_soft_gates_agree_with_the_trace(kind: str) ->
     assert torch.allclose(answer(net, Gate({}), packed).logits, plain, atol=1e-5)
     plan = {layer: [1.0, 0.3, 0.0, 0.7] for layer in range(2, depth + 1)}
 
-    def gate(layer: int, _: Trace) -> Tensor | None:
+    def gate(layer: int, _: LayerStates) -> Tensor | None:
         values = torch.tensor(plan.get(layer, [1.0]))
         return values[packed.tokens["position"].clamp(max=len(values) - 1)]
 
     with torch.no_grad():
-        soft = net(depth, trace(net.encoder, packed, Soft(gate=gate)).at(depth))
+        soft = net(depth, forward_all_layers(net.encoder, packed, ForwardHooks(gate=gate)).after(depth))
     assert torch.allclose(answer(net, Gate(plan), packed).logits, soft, atol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_answers_that_settled_survive_the_dropping_of_their_token() -> None:
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))
     made = answer(net, PairPolicy(Settle(), Drop({3: 4}, "before_layer")), packed)
     with torch.no_grad():
-        early = net(1, trace(net.encoder, packed).at(1))
+        early = net(1, forward_all_layers(net.encoder, packed).after(1))
     late = packed.tokens["position"] >= 4
     assert torch.allclose(made.logits[late], early[late], atol=1e-5)
     assert not torch.allclose(made.logits[~late], early[~late], atol=1e-2)

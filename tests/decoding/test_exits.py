@@ -20,7 +20,7 @@ from offramp.inference.run_folder import build_network
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from tests import tiny
 
 FORMS = ["sequence", "multinomial", "geometric", "threshold"]
@@ -43,7 +43,7 @@ def made(form: str, **options: Any) -> Network:
 def say(net: Network, policy: Policy, ids: list[list[int]]) -> tuple[list[Said], Decoding]:
     packed = pack(ids)
     with torch.inference_mode():
-        source, _ = side_by_side(packed, trace(net.encoder, packed).states[-1])
+        source, _ = side_by_side(packed, forward_all_layers(net.encoder, packed).states[-1])
         decoding = Decoding(speaker(net), policy, source, packed.lengths)
         return speak(decoding, rules(net), [12] * len(ids)), decoding
 
@@ -98,7 +98,7 @@ def test_the_published_rule_takes_the_likeliest_depth(form: str) -> None:
     if form == "sequence":
         packed = pack(ids)
         with torch.inference_mode():
-            mean = packed.with_states(trace(net.encoder, packed).states[-1]).mean()
+            mean = packed.with_states(forward_all_layers(net.encoder, packed).states[-1]).mean()
             depths = (net.added["halting_unit"](mean).argmax(1) + 1).tolist()
         assert [set(one.exits) for one in said] == [{depth} for depth in depths]
     else:

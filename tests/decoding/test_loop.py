@@ -20,8 +20,8 @@ from offramp.decoding.exits import FixedDepth
 from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import Lesson, prices, rules, side_by_side, speaker
 from offramp.nn.batches import Batch
-from offramp.nn.network import Network, network
-from offramp.training.forward import trace
+from offramp.nn.network import Network, bare_network
+from offramp.training.forward import forward_all_layers
 from tests import tiny
 
 LENGTHS = [9, 3, 17, 5, 5, 12]
@@ -30,7 +30,7 @@ LONGEST = 14
 
 @cache
 def net(kind: str, **config: Any) -> Network:
-    return network(tiny.speaker(kind, **config), tasks.get("translation")())
+    return bare_network(tiny.speaker(kind, **config), tasks.get("translation")())
 
 
 class ByState(Policy):
@@ -66,7 +66,7 @@ def decode(
 ) -> tuple[list[Said], Decoding]:
     packed = pack(ids)
     with torch.inference_mode():
-        source, _ = side_by_side(packed, trace(model.encoder, packed).states[-1])
+        source, _ = side_by_side(packed, forward_all_layers(model.encoder, packed).states[-1])
         decoding = Decoding(speaker(model), policy, source, packed.lengths, beams)
         return speak(decoding, how or rules(model), [LONGEST] * len(ids)), decoding
 
@@ -121,7 +121,7 @@ def test_the_rules_of_a_generation_configuration(beams: int) -> None:
 
 
 def test_rules_are_read_from_the_model() -> None:
-    model = network(tiny.speaker("marian", forced_eos_token_id=1), tasks.get("translation")())
+    model = bare_network(tiny.speaker("marian", forced_eos_token_id=1), tasks.get("translation")())
     model.hf.generation_config.update(num_beams=4, length_penalty=0.8, bad_words_ids=[[0], [3, 4]])
     assert rules(model) == Rules(0, frozenset({1}), (0,), None, 1, 4, 0.8, False)
 
@@ -164,7 +164,7 @@ def test_a_long_sentence_outgrows_the_memory_it_began_with() -> None:
     model = net("marian")
     packed = pack(sources()[:2])
     with torch.inference_mode():
-        source, _ = side_by_side(packed, trace(model.encoder, packed).states[-1])
+        source, _ = side_by_side(packed, forward_all_layers(model.encoder, packed).states[-1])
         how = Rules(0, frozenset({96}), (96,))
         said = speak(Decoding(speaker(model), ByState(), source, packed.lengths), how, [50, 40])
     assert [len(one.pieces) for one in said] == [50, 40]
@@ -186,7 +186,7 @@ def test_costs_by_hand() -> None:
     policy = _Once()
     packed = pack(tiny.rows([3]))
     with torch.inference_mode():
-        source, _ = side_by_side(packed, trace(model.encoder, packed).states[-1])
+        source, _ = side_by_side(packed, forward_all_layers(model.encoder, packed).states[-1])
         decoding = Decoding(speaker(model), policy, source, packed.lengths)
         speak(decoding, Rules(0, frozenset()), [2])
     wide, inner, vocabulary = 32, 48, 97

@@ -15,7 +15,7 @@ from offramp.decoding.teacher_forcing import Lesson, decoder_of, exits
 from offramp.decoding.training import Deciding, Mixed, Speaking, decoder_stages, marks
 from offramp.inference.run_folder import build_network
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
-from offramp.nn.batches import Batch, Data, grouped
+from offramp.nn.batches import Batch, Data, epoch_batches
 from offramp.nn.exit_oracles import correctness_oracle, geometric_loss
 from offramp.nn.network import Network
 from tests import tiny
@@ -62,7 +62,7 @@ def test_aligned_is_the_weighted_mean_over_exits() -> None:
              for i in range(4)]  # fmt: skip
     assert loss_of(Speaking(net, weights=(0.25,) * 4, smoothing=0.0), some()) == pytest.approx(sum(alone) / 4)
     uniform, index = (decoder_stages(net, DepthAdaptiveOptions(weights=rule))[0] for rule in ("uniform", "index"))
-    assert isinstance(uniform, Speaking) and uniform.weights == (0.25,) * 4 and uniform.shared
+    assert isinstance(uniform, Speaking) and uniform.weights == (0.25,) * 4 and uniform.fine_tuning
     assert isinstance(index, Speaking) and index.weights == (0.1, 0.2, 0.3, 0.4)
 
 
@@ -137,7 +137,7 @@ def test_gradients_reach_exactly_the_declared_parameters(form: str, training: st
             parameter.grad = None
         for _, parameter in stage.trainable():
             parameter.requires_grad_(True)
-        stage.mode()
+        stage.set_train_mode()
         torch.manual_seed(0)
         stage.step(some(), lambda loss: loss.backward())
         reached = {name for name, p in net.named_parameters() if p.grad is not None}
@@ -159,7 +159,7 @@ def test_batches_of_sentences_are_even_in_tokens_and_as_many_every_epoch() -> No
     task = tasks.get("translation")()
     sizes = torch.randint(2, 40, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     data = Data([{}] * 300, [Encoded([5] * n, [0] * n, i, [], [], 0, (7,) * n) for i, n in enumerate(sizes)])
-    epochs = [grouped(task, data, 16, seed) for seed in range(3)]
+    epochs = [epoch_batches(task, data, 16, seed) for seed in range(3)]
     assert len({len(groups) for groups in epochs}) == 1 and epochs[0] != epochs[1]
     room = 16 * 2 * sum(sizes) / 300
     for groups in epochs:

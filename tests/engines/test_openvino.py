@@ -18,7 +18,7 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.engines import How
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
-from offramp.nn.network import Network, network
+from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
 from tests import runs, tiny
 from tests.fakes import Drop, Gate, Leave
@@ -53,7 +53,7 @@ MOMENTS: dict[str, Policy] = {
 def net_for(task: str, kind: str) -> Network:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    made = network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
+    made = bare_network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
     torch.manual_seed(5)
     made.added.update({"exit_heads": build_exit_heads(made, ExitOptions())})
     made.eval()

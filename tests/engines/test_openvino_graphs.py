@@ -18,8 +18,8 @@ from offramp.engines.openvino import cache as _shelf
 from offramp.engines.openvino.engine import OpenVINOEngine
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.exit_heads import ExitHead
-from offramp.nn.exit_policies import ExitOptions, Lexicon, build_exit_heads
-from offramp.nn.network import network
+from offramp.nn.exit_policies import BagOfWordsTraining, ExitOptions, build_exit_heads
+from offramp.nn.network import bare_network
 from offramp.tasks import get
 from tests import tiny
 from tests.engines.test_openvino import EVEN, MOMENTS, RAGGED, answer, compiled, net_for
@@ -53,7 +53,7 @@ def blobs(folder: Path) -> dict[str, int]:
 def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = network(tiny.model("bert", seed=3), net_for("classification", "bert").task)
+    net = bare_network(tiny.model("bert", seed=3), net_for("classification", "bert").task)
     packed, policy = pack(tiny.rows([4])), Leave({1: []})
 
     def start(precision: str = "fp32") -> Tensor:
@@ -127,11 +127,11 @@ def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("bag_of_words_training", ["learned", "fitted"])
 @pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
 def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(
-    lengths: list[int], bag_of_words_training: Lexicon
+    lengths: list[int], bag_of_words_training: BagOfWordsTraining
 ) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
+    net = bare_network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
     net.added.update(
         {
             "exit_heads": build_exit_heads(

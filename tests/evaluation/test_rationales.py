@@ -20,7 +20,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation import importance, rationale_runs, rationales
 from offramp.evaluation.rationale_runs import STRATEGIES, Study
 from offramp.inference import run_folder as folders
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.training.schedule import Schedule
 from tests import runs
 
@@ -181,7 +181,7 @@ def test_raw_attention_is_what_the_loop_sees(done: Study) -> None:
     full = folders.load_run(done.folder("runs", "full"))
     row = rationales.marked(full, rationales.rows_in(done.data, "dev", None))[0]
     seen = importance.attentions(full.network, row.encoded.ids).mean(1)
-    packed, net = packed_rows(full.network.task, [row.encoded]), full.network
+    packed, net = pack_rows(full.network.task, [row.encoded]), full.network
     with torch.no_grad():
         states = net.encoder.embed(packed)
         _, scores = net.encoder.layers[0].attend(states, states, packed.layout, True, None)

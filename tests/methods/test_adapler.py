@@ -18,9 +18,9 @@ from offramp.inference.run_folder import build_network
 from offramp.methods import adapler
 from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings, Fading, fade
 from offramp.nn import row_ops as rows
-from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
-from offramp.training.forward import Soft, trace
+from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.training.saliency import saliency
 from tests import tiny
 
@@ -48,20 +48,20 @@ def build(task: str = "classification", options: AdapLeROptions | None = None, *
 
 
 def everyone(net: Network, data: Data) -> Batch:
-    return batch(net.task, data, range(len(LENGTHS)), None)
+    return build_batch(net.task, data, range(len(LENGTHS)), None)
 
 
 def softly(net: Network, packed: Packed, sharpness: float) -> tuple[Tensor, Fading]:
     cuts = adapler.cuts(net)
     fading = Fading(net, cuts.eta.detach(), torch.ones_like(cuts.theta), sharpness)
-    made = trace(net.encoder, packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
-    return net(net.depth, made.at(net.depth)), fading
+    made = forward_all_layers(net.encoder, packed, ForwardHooks(gate=fading.gate, key_bias=lambda *_: fading.mask))
+    return net(net.depth, made.after(net.depth)), fading
 
 
 @pytest.mark.parametrize("task", sorted(GIVEN))
 def test_soft_and_hard_agree_as_the_mask_sharpens(task: str) -> None:
     net, data = build(task)
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     with torch.no_grad():
         hard = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings(scale=1.0)), packed)
         gaps = [(softly(net, packed, s)[0] - hard.logits).abs().max().item() for s in (10.0, 1e3, 1e7)]
@@ -100,14 +100,14 @@ class Watched(AdapLeRPolicy):
 def test_the_first_token_never_leaves_even_alone() -> None:
     net, data = build()
     watched = Watched(net, AdapLeRSettings(scale=1000.0))
-    run(engines.make("torch", net.encoder), net, watched, packed_rows(net.task, data.encoded))
+    run(engines.make("torch", net.encoder), net, watched, pack_rows(net.task, data.encoded))
     assert watched.firsts == [[0] * 4] * net.depth and watched.lengths == [[1] * 4] * net.depth
 
 
 def test_the_rule_counts_the_tokens_left() -> None:
     """Before layer 1: a token stays if its softmax share is at least η/n."""
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     watched = Watched(net, AdapLeRSettings(scale=1.2))
     run(engines.make("torch", net.encoder), net, watched, packed)
     states = net.encoder.embed(packed).split(LENGTHS)
@@ -120,7 +120,7 @@ def test_the_rule_counts_the_tokens_left() -> None:
 
 def test_predictors_are_paid_for_only_when_they_run() -> None:
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     log = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings(scale=1.0)), packed).trace
     assert net.predictor_cost(1).token == 32 * 32 + 32 and [e.layer for e in log if e.kind == "predictor"] == [1, 2, 3]
     idle = run(engines.make("torch", net.encoder), net, AdapLeRPolicy(net, AdapLeRSettings()), packed).trace
@@ -130,13 +130,13 @@ def test_predictors_are_paid_for_only_when_they_run() -> None:
 def test_the_dummy_variable_carries_the_gradient_of_the_amplifier() -> None:
     """Where predictors say exactly what the amplified saliency is, ∂/∂θ = ∂/∂θ_d ÷ θ (the paper's Appendix B)."""
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
-    raw, first = torch.rand(packed.total) + 0.1, rows.first(packed)
+    packed = pack_rows(net.task, data.encoded)
+    raw, first = torch.rand(packed.total) + 0.1, rows.first_tokens(packed)
     theta = torch.tensor(2.5, requires_grad=True)
     wanted = torch.where(first, raw * theta, raw)
-    wanted = wanted / rows.total(wanted, packed)[packed.row_of_token]
+    wanted = wanted / rows.sum_by_row(wanted, packed)[packed.row_of_token]
     dummy = torch.ones((), requires_grad=True)
-    said = rows.log_softmax(wanted.detach().log() + first * dummy.log(), packed).exp()
+    said = rows.log_softmax_by_row(wanted.detach().log() + first * dummy.log(), packed).exp()
     assert torch.allclose(said, wanted)
     weights = torch.randn(packed.total)
     (by_theta,) = torch.autograd.grad((wanted * weights).sum(), theta)

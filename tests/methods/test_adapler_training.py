@@ -17,7 +17,7 @@ from offramp.methods import adapler
 from offramp.methods.adapler import AdapLeROptions, FineTune, LengthTraining
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
-from offramp.training.losses import last_exit
+from offramp.training.losses import last_exit_loss
 from offramp.training.saliency import saliency
 from tests import runs
 from tests.methods.test_adapler import build, everyone
@@ -67,7 +67,7 @@ def test_sharpness_spans_the_stage_whatever_its_length() -> None:
     stage = LengthTraining(net, options=AdapLeROptions())
     seen = []
     for share in (0.0, 0.4, 0.8, 0.99):
-        stage.reached(share)
+        stage.set_progress(share)
         seen.append(stage.sharpness)
     assert seen == pytest.approx([10.0, 1e3, 1e5, 1e5])
 
@@ -76,8 +76,8 @@ def test_the_fastest_epoch_within_a_point_is_kept() -> None:
     net, _ = build()
     stage = LengthTraining(net, options=AdapLeROptions(slack=0.01), reference={"accuracy": 0.90})
     epoch = [{"accuracy": a, "mac_share": m} for a, m in [(0.91, 0.5), (0.895, 0.3), (0.88, 0.1), (0.892, 0.4)]]
-    assert stage.select(epoch) == 1
-    assert stage.select([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
+    assert stage.best_epoch(epoch) == 1
+    assert stage.best_epoch([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
 
 
 def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -
 
     def objective(network: Network, made: Any, some: Batch) -> Tensor:
         seen.append(made.present)
-        return 2 * last_exit(network, made, some)
+        return 2 * last_exit_loss(network, made, some)
 
     _, stage = methods.get("adapler").stages(net, AdapLeROptions(), objective)
     stage.prepare(data, tmp_path)

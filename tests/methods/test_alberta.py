@@ -18,10 +18,10 @@ from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
 from offramp.inference.run_folder import build_network
 from offramp.methods.alberta import ALBERTaOptions, ALBERTaPolicy, ALBERTaSettings, StructurePredictor, executed, revpc
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from tests import tiny
 
 LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
@@ -52,7 +52,9 @@ def _spread(net: Network, data: Data) -> None:
     unit.last.register_forward_hook(lambda module, given, out: seen.append(out))
     with torch.no_grad():
         unit.last.weight.mul_(60)
-        net.exit_unit(unit.prefix, trace(net.encoder, packed_rows(net.task, data.encoded)).at(unit.prefix))
+        net.exit_unit(
+            unit.prefix, forward_all_layers(net.encoder, pack_rows(net.task, data.encoded)).after(unit.prefix)
+        )
         unit.last.weight.mul_(2 / seen[0].std(0).mean())
         unit.last.bias.sub_(seen[0].mean(0) * 2 / seen[0].std(0).mean())
 
@@ -65,7 +67,7 @@ def predictor(net: Network) -> StructurePredictor:
 
 def answer(net: Network, data: Data, settings: ALBERTaSettings, rows: slice = slice(None)) -> Result:
     with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded[rows])
+        packed = pack_rows(net.task, data.encoded[rows])
         return run(engines.make("torch", net.encoder), net, ALBERTaPolicy(net, settings), packed)
 
 
@@ -151,8 +153,8 @@ def test_what_cannot_be_built_is_refused() -> None:
 def test_without_revpc_the_softmax_itself_gates() -> None:
     net, data = made(revpc=False)
     with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded)
-        needs = net.exit_unit(1, trace(net.encoder, packed).at(1))
+        packed = pack_rows(net.task, data.encoded)
+        needs = net.exit_unit(1, forward_all_layers(net.encoder, packed).after(1))
     assert torch.allclose(needs.sum(-1), torch.ones(len(LENGTHS)))
     assert answer(net, data, ALBERTaSettings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
     assert answer(net, data, ALBERTaSettings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)

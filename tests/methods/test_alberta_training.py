@@ -14,8 +14,8 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.methods import alberta
 from offramp.methods.alberta import ALBERTaOptions, ALBERTaSettings
-from offramp.nn.batches import batch, packed_rows
-from offramp.training.forward import trace
+from offramp.nn.batches import build_batch, pack_rows
+from offramp.training.forward import forward_all_layers
 from offramp.training.schedule import Schedule
 from tests import runs
 from tests.methods.test_alberta import LENGTHS, answer, made, predictor
@@ -38,8 +38,8 @@ def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
 def test_a_fresh_predictor_starts_near_full_depth() -> None:
     net, data = made(start=ALBERTaOptions().start)
     with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded)
-        needs = net.exit_unit(1, trace(net.encoder, packed).at(1))
+        packed = pack_rows(net.task, data.encoded)
+        needs = net.exit_unit(1, forward_all_layers(net.encoder, packed).after(1))
     assert (needs > 0.99).all() and (needs[:, 1:] < 1).all()
 
 
@@ -47,13 +47,13 @@ def test_gates_between_zero_and_one_are_those_of_training() -> None:
     net, data = made()
     (stage,) = methods.get("alberta").stages(net, ALBERTaOptions(start=0.0))
     with torch.no_grad():
-        packed = packed_rows(net.task, data.encoded)
-        soft = trace(net.encoder, packed, stage.soft)  # type: ignore[attr-defined]  # a Joint stage
-        plain = trace(net.encoder, packed)
+        packed = pack_rows(net.task, data.encoded)
+        soft = forward_all_layers(net.encoder, packed, stage.hooks)  # type: ignore[attr-defined]  # a JointStage
+        plain = forward_all_layers(net.encoder, packed)
     full = answer(net, data, ALBERTaSettings())
-    assert torch.allclose(full.logits, net(net.depth, soft.at(net.depth)), atol=1e-5)
+    assert torch.allclose(full.logits, net(net.depth, soft.after(net.depth)), atol=1e-5)
     hard = answer(net, data, ALBERTaSettings(hard=True))
-    assert torch.allclose(hard.logits, net(net.depth, plain.at(net.depth)), atol=1e-5)
+    assert torch.allclose(hard.logits, net(net.depth, plain.after(net.depth)), atol=1e-5)
     assert not torch.allclose(full.logits, hard.logits, atol=1e-2)
     assert torch.equal(soft.states[1], plain.states[1]) and not torch.equal(soft.states[3], plain.states[3])
 
@@ -61,7 +61,7 @@ def test_gates_between_zero_and_one_are_those_of_training() -> None:
 def test_gradients_reach_the_predictor_through_the_gates() -> None:
     net, data = made()
     (stage,) = methods.get("alberta").stages(net, ALBERTaOptions(start=0.0))
-    stage.step(batch(net.task, data, range(len(LENGTHS)), seed=0), lambda loss: loss.backward())
+    stage.step(build_batch(net.task, data, range(len(LENGTHS)), seed=0), lambda loss: loss.backward())
     for name, parameter in predictor(net).named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-7, name
 
@@ -71,13 +71,13 @@ def test_a_cut_row_is_copied_upward_and_still_teaches_the_predictor() -> None:
     options = ALBERTaOptions(start=0.0, cut=True)
     (stage,) = methods.get("alberta").stages(net, options)
     torch.manual_seed(0)
-    soft = trace(net.encoder, packed_rows(net.task, data.encoded), stage.soft)  # type: ignore[attr-defined]  # a Joint
+    soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded), stage.hooks)  # type: ignore[attr-defined]  # a Joint
     runs_, tokens = soft.packed.rows["runs"], soft.packed.row_of_token
     assert runs_[:, 0].all() and not runs_.all()  # the first is always needed
     for number in range(1, net.depth - 1):
         gone = ~runs_[tokens, number]
         assert torch.equal(soft.states[number + 2][gone], soft.states[number + 1][gone])
-    loss = net(net.depth, soft.at(net.depth)).square().sum()
+    loss = net(net.depth, soft.after(net.depth)).square().sum()
     (grad,) = torch.autograd.grad(loss, soft.packed.rows["needs"])
     assert (grad[~runs_] != 0).any()
 
@@ -88,9 +88,9 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     net, data = made(start=2.0, cut=True, head=head)
     before = answer(net, data, ALBERTaSettings(0.5)).exit_layer.mean()
     (stage,) = methods.get("alberta").stages(net, options)
-    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    some = build_batch(net.task, data, range(len(LENGTHS)), seed=0)
     optimiser = torch.optim.Adam([p for _, p in stage.trainable()], lr=2e-3)
-    stage.reached(1.0)
+    stage.set_progress(1.0)
     for _ in range(25):
         optimiser.zero_grad()
         stage.step(some, lambda loss: loss.backward())
@@ -99,9 +99,9 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     assert head == "own" or any(name.startswith("added.exit_heads.") for name in reached)
     assert answer(net, data, ALBERTaSettings(0.5)).exit_layer.mean() < before - 0.5
     for share in (0.0, 0.1, 0.5):  # it grows from nothing, step by step
-        stage.reached(share)
+        stage.set_progress(share)
         assert stage.weight == 5.0 * share  # type: ignore[attr-defined]  # a Gated stage
-    assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
+    assert stage.best_epoch([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "question_answering", "masked_lm"])

@@ -22,9 +22,9 @@ from offramp.inference import run_folder as folder
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.policy import EncoderPolicy
 from offramp.methods.depth_adaptive.training import Oracle, Pass, halting_loss, right_exits, through
-from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
-from offramp.training.forward import Trace, trace
+from offramp.training.forward import LayerStates, forward_all_layers
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 
@@ -57,13 +57,13 @@ def answer(net: Network, packed: Packed, settings: DecoderSettings) -> Result:
 
 
 def pooled(net: Network, packed: Packed, layer: int) -> Tensor:
-    return trace(net.encoder, packed).at(layer).mean()
+    return forward_all_layers(net.encoder, packed).after(layer).mean()
 
 
 @torch.no_grad()
 def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> None:
     net, data = made(form="multinomial")
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     q = net.added["predictors"]["1"](pooled(net, packed, 1)).softmax(1)  # type: ignore[index]  # a ModuleDict
     result = answer(net, packed, DecoderSettings(0.5, argmax=True))
     assert result.exit_layer.tolist() == (q.argmax(1) + 1).tolist()
@@ -77,7 +77,7 @@ def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> N
 @torch.no_grad()
 def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
     net, data = made(form="geometric")
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     chi = torch.stack([net.added["predictors"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
     limit = float(chi[:, 0].median()) + 1e-4
     result = answer(net, packed, DecoderSettings(1 - limit))
@@ -88,9 +88,9 @@ def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
 @torch.no_grad()
 def test_the_threshold_form_trusts_the_exits_own_confidence() -> None:
     net, data = made(form="threshold")
-    packed = packed_rows(net.task, data.encoded)
-    states = trace(net.encoder, packed)
-    sure = torch.stack([net(n, states.at(n)).softmax(1).amax(1) for n in (1, 2)], 1)  # [rows, exits]
+    packed = pack_rows(net.task, data.encoded)
+    states = forward_all_layers(net.encoder, packed)
+    sure = torch.stack([net(n, states.after(n)).softmax(1).amax(1) for n in (1, 2)], 1)  # [rows, exits]
     limit = float(1 - sure.median())
     wanted = [next((n for n in (1, 2) if 1 - row[n - 1] < limit), 3) for row in sure]
     assert answer(net, packed, DecoderSettings(limit)).exit_layer.tolist() == wanted
@@ -102,11 +102,11 @@ def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str)
     net, data = made(task, form=form, level=level)
     likeliest = [DecoderSettings(0.5, argmax=True)] if form == "multinomial" else []
     for settings in (DecoderSettings(0.7), DecoderSettings(0.4), *likeliest):
-        together = answer(net, packed_rows(net.task, data.encoded), settings)
+        together = answer(net, pack_rows(net.task, data.encoded), settings)
         parts = together.logits.split(LENGTHS) if net.per_token else list(together.logits)
         spent = cost.macs(together.trace, net, len(LENGTHS))
         for row, item in enumerate(data.encoded):
-            alone = answer(net, packed_rows(net.task, [item]), settings)
+            alone = answer(net, pack_rows(net.task, [item]), settings)
             assert alone.exit_layer.item() == together.exit_layer[row].item()
             assert torch.allclose(alone.logits.reshape(parts[row].shape), parts[row], atol=1e-5)
             assert cost.macs(alone.trace, net, 1).item() == pytest.approx(spent[row].item())
@@ -114,10 +114,10 @@ def test_a_batch_equals_its_rows_one_at_a_time(form: str, task: str, level: str)
 
 def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
     net, data = made("tagging", form="multinomial")
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     result = answer(net, packed, DecoderSettings(0.5, argmax=True))
     with torch.no_grad():
-        q = net.added["predictors"]["1"](trace(net.encoder, packed).at(1).states)  # type: ignore[index]
+        q = net.added["predictors"]["1"](forward_all_layers(net.encoder, packed).after(1).states)  # type: ignore[index]
     exits = q.argmax(1) + 1  # of tokens; only first pieces are asked
     for row, (start, length) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
         words = [int(exits[start + place]) for place in range(1, length, 2)]  # first pieces
@@ -136,22 +136,22 @@ def test_words_stop_one_by_one_and_their_pieces_with_them() -> None:
 )
 def test_oracles_of_words_by_hand(kind: Any, penalty: float, sigma: float, wanted: list[int]) -> None:
     net, _ = made("tagging")
-    packed = packed_rows(net.task, [Encoded([5, 6, 7], [0] * 3, 0, [0, 1, 2], [], 0)])
+    packed = pack_rows(net.task, [Encoded([5, 6, 7], [0] * 3, 0, [0, 1, 2], [], 0)])
     logits = [  # three tags, the first is right for words 0 and 1, the second for word 2
         torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0], [3.0, 0.0, 0.0]]),
         torch.tensor([[2.0, 0.0, 0.0], [1.5, 0.0, 0.0], [1.0, 0.0, 0.0]]),
         torch.tensor([[2.1, 0.0, 0.0], [1.2, 0.0, 0.0], [0.0, 4.0, 0.0]]),
     ]
     some = Batch(packed, torch.tensor([0, 0, 1]), [0])
-    seen = Pass(some, Trace(packed, []), logits)
+    seen = Pass(some, LayerStates(packed, []), logits)
     assert right_exits(net, seen, Oracle(kind, penalty, sigma), by_word=True).tolist() == wanted
 
 
 def test_oracles_of_rows_by_hand() -> None:
     net, data = made()
-    some = Batch(packed_rows(net.task, data.encoded[:2]), torch.tensor([0, 2]), [0, 1])
+    some = Batch(pack_rows(net.task, data.encoded[:2]), torch.tensor([0, 2]), [0, 1])
     logits = [torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 9.0]])]
-    seen = Pass(some, Trace(some.packed, []), logits)
+    seen = Pass(some, LayerStates(some.packed, []), logits)
     assert right_exits(net, seen, Oracle("correctness", 0.1, 0.0), by_word=False).tolist() == [1, 0]
     assert right_exits(net, seen, Oracle("likelihood", 0.1, 0.0), by_word=False).tolist() == [1, 1]
 
@@ -162,7 +162,7 @@ def test_oracles_of_rows_by_hand() -> None:
 def test_gradients_reach_everything_declared(training: str, form: str, task: str) -> None:
     options = {"form": form, "training": training, "samples": 4}
     net, data = made(task, **options)
-    some = batch(net.task, data, range(len(LENGTHS)), seed=0)
+    some = build_batch(net.task, data, range(len(LENGTHS)), seed=0)
     stages = methods.get("depth_adaptive").stages(net, DepthAdaptiveOptions(**options))  # type: ignore[arg-type]
     assert len(stages) == (1 if form == "threshold" else 2)
     for stage in stages:
@@ -180,7 +180,7 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
     grads = []
     for detach in (True, False):
         net, data = made(form="geometric")
-        seen = through(net, batch(net.task, data, range(len(LENGTHS)), seed=0))
+        seen = through(net, build_batch(net.task, data, range(len(LENGTHS)), seed=0))
         oracle = Oracle("likelihood", 0.1, 0.0)
         halting_loss(net, net.added["predictors"], seen, oracle, detach).backward()  # type: ignore[arg-type]
         grads.append([p.grad is not None for name, p in net.named_parameters() if "encoder.layer.0" in name])
@@ -201,11 +201,11 @@ def test_reasons_are_given_in_words() -> None:
     for task, wanted in (("classification", "uncertainty"), ("tagging", "words go on")):
         net, data = made(task)
         asking = Asking(net, DecoderSettings(0.01))
-        run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
+        run(engines.make("torch", net.encoder), net, asking, pack_rows(net.task, data.encoded[:1]))
         assert asking.said[0] == "" and wanted in asking.said[1]
     net, data = made(form="multinomial")
     asking = Asking(net, DecoderSettings(argmax=True))
-    run(engines.make("torch", net.encoder), net, asking, packed_rows(net.task, data.encoded[:1]))
+    run(engines.make("torch", net.encoder), net, asking, pack_rows(net.task, data.encoded[:1]))
     assert "uncertainty" in asking.said[1]
 
 

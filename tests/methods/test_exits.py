@@ -20,9 +20,9 @@ from offramp.nn.batches import Batch
 from offramp.nn.exit_policies import EntropySettings, JointOptions, ThresholdSettings, exit_weights
 from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_losses
-from offramp.training.objectives import Joint
+from offramp.training.objectives import JointStage
 from tests import tiny
 
 ROWS = [{"text": "a", "label": i} for i in range(3)]
@@ -105,7 +105,7 @@ def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
 
 
 def test_confidence_is_hesitation_the_other_way() -> None:
-    assert ShallowDeepSettings(confidence=0.9).limit(0) == pytest.approx(0.1)
+    assert ShallowDeepSettings(confidence=0.9).threshold_of(0) == pytest.approx(0.1)
     with pytest.raises(OfframpError, match="probability"):
         ShallowDeepSettings(confidence=90)
 
@@ -116,13 +116,13 @@ def test_shallow_deep_weights_grow_with_progress() -> None:
     batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     losses = []
     for share in (0.0, 0.5, 1.0):
-        stage.reached(share)
+        stage.set_progress(share)
         losses.append(float(stage.step(batch, lambda loss: None)["loss"]))
     assert losses[0] < losses[1] < losses[2]
-    each = exit_losses(net, trace(net.encoder, batch.packed), batch, [0, 1, 2, 3])
+    each = exit_losses(net, forward_all_layers(net.encoder, batch.packed), batch, [0, 1, 2, 3])
     grown = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get
     assert losses[2] == pytest.approx(grown, rel=1e-5)
-    assert stage.select([{"accuracy": 0.9}, {"accuracy": 0.8}]) == 1  # the early exits learn last
+    assert stage.best_epoch([{"accuracy": 0.9}, {"accuracy": 0.8}]) == 1  # the early exits learn last
 
 
 def test_index_weights_count_exits_from_one() -> None:
@@ -134,8 +134,8 @@ def test_index_weights_count_exits_from_one() -> None:
 def test_joint_methods_may_fine_tune_first_and_balance_gradients(name: str) -> None:
     method, net = made(name)
     stages = method.stages(net, method.options(mixed=True, equilibrium=True))
-    assert stages[0].name == "fine-tune" and stages[0].shared
-    assert isinstance(stages[1], Joint) and stages[1].soft.equilibrium
+    assert stages[0].name == "fine-tune" and stages[0].fine_tuning
+    assert isinstance(stages[1], JointStage) and stages[1].hooks.equilibrium
 
 
 @pytest.mark.parametrize("name", ["deebert", "fastbert"])
@@ -156,13 +156,13 @@ def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     method, net = made("berxit")
     (stage,) = methods.get("berxit").stages(net, BERxiTOptions())
     batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
-    stage.at(0, 1, 0)
+    stage.begin_epoch(0, 1, 0)
     for parameter in net.added.parameters():
         parameter.grad = None
     stage.step(batch, lambda loss: loss.backward())
     assert all(p.grad is None for p in net.added.parameters())  # even steps: the last exit alone
     every = stage.step(batch, lambda loss: loss.backward())["loss"]
-    made_ = trace(net.encoder, batch.packed)
+    made_ = forward_all_layers(net.encoder, batch.packed)
     exits = exit_losses(net, made_, batch, [0, 1, 2, 3]).sum()  # and odd steps: all, each as heavy as the last alone
     unit = methods.get("berxit").objective(BERxiTOptions())(net, made_, batch) - exits
     assert every == pytest.approx(float((exits + unit).detach()), rel=1e-5) and 0 < unit < 1

@@ -21,10 +21,10 @@ from offramp.methods.faster_dat.mutual_information import by_information
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy
 from offramp.methods.faster_dat.word_depths import Extent, depth_table, vocabulary
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.words import words_of
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from tests import runs, tiny, tiny_tokenizers
 
 ROWS = [{"text": "a", "label": i % 3} for i in range(3)]
@@ -39,7 +39,7 @@ def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     net = folder.build_network(tiny.model(backbone), task, methods.get("faster_dat"), FasterDATOptions(**options))
     net.eval()
     rows = [Encoded(ids, [0] * len(ids), i, WORDS[i], [], 0) for i, ids in enumerate(IDS)]
-    packed = packed_rows(task, rows)
+    packed = pack_rows(task, rows)
     found, ids = vocabulary(words_of(packed)), packed.tokens["id"]
     known = [tuple(ids[f : f + n].tolist()) for f, n in zip(found.first.tolist(), found.size.tolist(), strict=True)]
     depths = torch.tensor([[float(DEPTHS[word])] for word in known])
@@ -110,11 +110,11 @@ def test_unlimited_depths_are_the_plain_stack_and_a_cap_ends_it() -> None:
     net.added["depths"].fill({**net.added["depths"].state_dict(), "depths": torch.full((5, 1), 3.0)})  # type: ignore[operator]
     engine = engines.make("torch", net.encoder)
     made = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
-    states = trace(net.encoder, packed)
-    assert torch.allclose(made.logits, net(3, states.at(3)), atol=1e-5)
+    states = forward_all_layers(net.encoder, packed)
+    assert torch.allclose(made.logits, net(3, states.after(3)), atol=1e-5)
     capped = run(engine, net, FasterDATPolicy(net, FasterDATSettings(cap=2)), packed)
     assert capped.exit_layer.tolist() == [2.0] * 3
-    assert torch.allclose(capped.logits, net(2, states.at(2)), atol=1e-5)
+    assert torch.allclose(capped.logits, net(2, states.after(2)), atol=1e-5)
 
 
 def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:

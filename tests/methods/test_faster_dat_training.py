@@ -17,7 +17,7 @@ from offramp.inference import run_folder as folder
 from offramp.methods.faster_dat.options import FasterDATSettings
 from offramp.methods.faster_dat.reconstruction import Passes, estimate
 from offramp.methods.faster_dat.training import GuessWords, Planned
-from offramp.nn.batches import Batch, packed_rows
+from offramp.nn.batches import Batch, pack_rows
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage
 from tests import runs
@@ -34,7 +34,7 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
     tell, other = (
         [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], runs.WORDS)
     )
-    by_word = dict(zip(depths.pieces.tolist(), depths.at(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
+    by_word = dict(zip(depths.pieces.tolist(), depths.depths_for(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
     assert [by_word[i] for i in tell] == [1, 1]  # what tells the label goes least deep
     assert max(by_word[i] for i in other) == 3 and sum(by_word[i] for i in other) > len(other)
     texts = [row["text"] for row in runs.rows("classification", 8, seed=3)]
@@ -144,7 +144,7 @@ def test_single_words_are_trained_at_the_depth_they_run_at(
     run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16))
     model = offramp.load(run_folder)
     rows = model.prepare(runs.rows("classification", 48, 0))
-    packed = packed_rows(model.task, rows)
+    packed = pack_rows(model.task, rows)
     masked, passes = model.network.added["masked"], Passes(3, 0)
     exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
     assert torch.equal(torch.cat(seen[-1].own), exact)

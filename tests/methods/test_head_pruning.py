@@ -17,9 +17,9 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import build_network
 from offramp.methods.head_pruning import HeadPruningOptions, Pruned, chosen, importance
-from offramp.nn.batches import Data, batch, packed_rows
+from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
@@ -47,7 +47,7 @@ def pruned(backbone: str, folder: Path) -> tuple[Network, Data]:
 def answer(net: Network, encoded: list[Encoded]) -> Result:
     with torch.no_grad():
         policy = METHOD.policy(net, METHOD.settings())
-        return run(engines.make("torch", net.encoder), net, policy, packed_rows(net.task, encoded))
+        return run(engines.make("torch", net.encoder), net, policy, pack_rows(net.task, encoded))
 
 
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
@@ -58,8 +58,8 @@ def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp
     result = answer(net, data.encoded)
     theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
     assert torch.allclose(result.logits, theirs, atol=1e-5) and not torch.allclose(result.logits, before, atol=1e-3)
-    soft = trace(net.encoder, packed_rows(net.task, data.encoded))  # the training path, with gradients
-    assert torch.allclose(net(net.depth, soft.at(net.depth)), result.logits, atol=1e-5)
+    soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded))  # the training path, with gradients
+    assert torch.allclose(net(net.depth, soft.after(net.depth)), result.logits, atol=1e-5)
     for row, item in enumerate(data.encoded):
         assert torch.allclose(answer(net, [item]).logits[0], result.logits[row], atol=1e-5)
 
@@ -71,10 +71,10 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
     assert kept.heads.float().mean() == kept.neurons.float().mean() == 0.5
     spent, full = (
         cost.macs(answer(net, data.encoded).trace, net, 4).sum(),
-        cost.full(net.uncut, net.depth, lengths).sum(),
+        cost.full(net.unpruned, net.depth, lengths).sum(),
     )
     assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
-    fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.uncut.encoder.layers)
+    fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.unpruned.encoder.layers)
     assert fed == pytest.approx(0.5)
     bare = build_network(tiny.model(backbone), net.task, methods.get("full"), methods.get("full").options())
     assert torch.equal(full, cost.full(bare, net.depth, lengths).sum())
@@ -83,7 +83,7 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backbone", ["bert", "modernbert"])
 def test_idle_tokens_are_keys_of_a_narrowed_layer_too(backbone: str, tmp_path: Path) -> None:
     net, data = pruned(backbone, tmp_path)
-    packed, layer = packed_rows(net.task, data.encoded[:1]), net.encoder.layers[0]
+    packed, layer = pack_rows(net.task, data.encoded[:1]), net.encoder.layers[0]
     with torch.no_grad():
         x = net.encoder.embed(packed)
         whole, _ = layer.attend(x, x, packed.layout, False, None)
@@ -105,8 +105,12 @@ def test_importance_is_the_derivative_by_a_gate() -> None:
             for gate in (1.01, 0.99):
                 with torch.no_grad():
                     weight[:, columns] = origin[:, columns] * gate
-                    one = batch(net.task, data, [row], seed=0)
-                    seen.append(exit_loss(net, net.depth, trace(net.encoder, one.packed).at(net.depth), one).item())
+                    one = build_batch(net.task, data, [row], seed=0)
+                    seen.append(
+                        exit_loss(
+                            net, net.depth, forward_all_layers(net.encoder, one.packed).after(net.depth), one
+                        ).item()
+                    )
             total += abs(seen[0] - seen[1]) / 0.02
             with torch.no_grad():
                 weight.copy_(origin)

@@ -115,7 +115,7 @@ def test_a_step_is_four_passes_that_share_one_update(monkeypatch: pytest.MonkeyP
     real = stage._lengths
     monkeypatch.setattr(stage, "_lengths", lambda out, smallest: drawn.append(real(out, smallest)) or drawn[-1])
     losses: list[float] = []
-    stage.mode()
+    stage.set_train_mode()
     torch.manual_seed(0)
     told = stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
     assert len(losses) == 4 and told["loss"].item() == pytest.approx(sum(losses))

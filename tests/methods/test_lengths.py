@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from offramp.core.packed import pack
 from offramp.errors import OfframpError
 from offramp.methods._shared.lengths import STEEP, LengthPolicy, LengthSettings, best, cliffs, constant, counts, ranks
-from offramp.nn.network import network
+from offramp.nn.network import bare_network
 from offramp.tasks import get
 from tests import tiny
 
@@ -69,7 +69,7 @@ def test_cliffs_keep_all_tokens_up_to_a_layer_and_no_fewer_in_all_than_the_least
 
 def test_lengths_for_another_depth_are_refused() -> None:
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = network(tiny.model("bert"), task)
+    net = bare_network(tiny.model("bert"), task)
     with pytest.raises(OfframpError, match="each of 3 layers") as refused:
         LengthPolicy(net, LengthSettings((0.8, 0.6)))
     assert "0.8,0.6" in str(refused.value) and "offramp search" in str(refused.value)
@@ -77,7 +77,7 @@ def test_lengths_for_another_depth_are_refused() -> None:
 
 def test_only_layers_that_drop_ask_for_scores() -> None:
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = network(tiny.model("bert"), task)
+    net = bare_network(tiny.model("bert"), task)
     policy = LengthPolicy(net, LengthSettings((1.0, 0.5, 0.5)))
     assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [False, True, False]
     plain = LengthPolicy(net, LengthSettings())

@@ -11,10 +11,10 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.run_folder import build_network
 from offramp.methods.token_exit import TokenExitPolicy, TokenExitSettings, _widest
-from offramp.nn.confidence import token_uncertainty
+from offramp.nn.confidence import normalised_entropy
 from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from tests import tiny
 
 LENGTHS = [9, 4, 17]
@@ -40,7 +40,7 @@ def test_windows_do_not_look_into_the_next_sentence() -> None:
 def middling(net: Network, packed: Packed) -> float:
     """A doubt that about half of all words are below after the first layer."""
     with torch.no_grad():
-        return float(token_uncertainty(net(1, trace(net.encoder, packed).at(1))).median())
+        return float(normalised_entropy(net(1, forward_all_layers(net.encoder, packed).after(1))).median())
 
 
 class Watch(Policy):

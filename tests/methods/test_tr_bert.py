@@ -18,12 +18,12 @@ from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import tr_bert
 from offramp.methods.tr_bert import Rollout, TRBERTOptions, TRBERTPolicy, TRBERTSettings, hard, points, tiled
-from offramp.nn.batches import Batch, Data, batch, packed_rows
+from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
-from offramp.training.distillation import imitation_rows
-from offramp.training.forward import trace
-from offramp.training.forward_dropping import tape
-from offramp.training.losses import last_exit
+from offramp.training.distillation import distillation_loss_by_row
+from offramp.training.forward import forward_all_layers
+from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.losses import last_exit_loss
 from tests import runs, tiny
 
 LENGTHS = [9, 3, 17, 5]
@@ -43,7 +43,7 @@ def build(task: str = "classification") -> tuple[Network, Data]:
 
 
 def everyone(net: Network, data: Data) -> Batch:
-    return batch(net.task, data, range(len(LENGTHS)), None)
+    return build_batch(net.task, data, range(len(LENGTHS)), None)
 
 
 def rolled(net: Network, many: Any, **given: Any) -> tuple[Rollout, Tensor]:
@@ -58,7 +58,7 @@ def test_cuts_are_where_the_published_models_have_them() -> None:
 
 def test_blocks_of_the_same_rows() -> None:
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     many = tiled(packed, 3)
     assert many.lengths.tolist() == LENGTHS * 3 and many.rows["origin"].tolist() == list(range(12))
     assert torch.equal(many.tokens["id"].view(3, -1)[2], packed.tokens["id"])
@@ -70,7 +70,7 @@ def test_blocks_of_the_same_rows() -> None:
 
 def test_guided_rows_keep_the_most_worthy_tokens() -> None:
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     worth = torch.rand(packed.total, 2)
     worth[packed.starts] = 2.0
     with torch.no_grad():  # everybody stays with probability 1/2
@@ -87,7 +87,7 @@ def test_guided_rows_keep_the_most_worthy_tokens() -> None:
 def test_better_choices_become_likelier() -> None:
     """The advantage is a choice's reward less the mean of its row's; the loss is advantage × mean −log p."""
     net, data = build()
-    many = tiled(packed_rows(net.task, data.encoded), 2)
+    many = tiled(pack_rows(net.task, data.encoded), 2)
     made, _ = rolled(net, many)
     losses = torch.rand(8)
     kept = made.kept(many)
@@ -102,10 +102,10 @@ def test_better_choices_become_likelier() -> None:
 
 def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
     net, data = build()
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     made, _ = rolled(net, packed)
     with torch.no_grad():
-        states = trace(net.encoder, packed).states[1]
+        states = forward_all_layers(net.encoder, packed).states[1]
         chance = net.added["predictors"]["2"](states).sigmoid()
     stayed = torch.zeros(packed.total, dtype=torch.bool)
     stayed[made.stayed[0]] = True
@@ -119,12 +119,12 @@ def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_a_choice_as_masks_is_the_choice_itself(task: str) -> None:
     net, data = build(task)
-    packed = packed_rows(net.task, data.encoded)
+    packed = pack_rows(net.task, data.encoded)
     many = tiled(packed, 3)
     with torch.no_grad():
         made, logits = rolled(net, many)
-        soft = trace(net.encoder, packed, hard(made, packed, net))
-        again = net(net.depth, soft.at(net.depth))
+        soft = forward_all_layers(net.encoder, packed, hard(made, packed, net))
+        again = net(net.depth, soft.after(net.depth))
     assert torch.allclose(again, logits[-len(again) :], atol=1e-4)
     assert not torch.allclose(again, logits[: len(again)], atol=1e-3), "all choices were alike"
 
@@ -141,11 +141,11 @@ def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> 
         for parameter in net.added["exit_heads"].parameters():
             parameter.normal_(std=0.1)
         made = Rollout(net)
-        left = tape(net, packed, made)
-        faded = trace(net.encoder, packed, hard(made, packed, net))
+        left = forward_with_dropping(net, packed, made)
+        faded = forward_all_layers(net.encoder, packed, hard(made, packed, net))
         for layer in sorted(net.exit_heads):
-            assert torch.allclose(net(layer, left.at(layer)), net(layer, faded.at(layer)), atol=1e-3), layer
-    assert left.at(3).total < packed.total
+            assert torch.allclose(net(layer, left.after(layer)), net(layer, faded.after(layer)), atol=1e-3), layer
+    assert left.after(3).total < packed.total
 
 
 def test_the_heuristic_is_gradient_times_change() -> None:
@@ -155,8 +155,8 @@ def test_the_heuristic_is_gradient_times_change() -> None:
     assert made.shape == (sum(LENGTHS), 2)
     at = 0
     for row, n in enumerate(LENGTHS):
-        alone = batch(net.task, data, [row], None)
-        states = trace(net.encoder, alone.packed).states
+        alone = build_batch(net.task, data, [row], None)
+        states = forward_all_layers(net.encoder, alone.packed).states
         body = states[3].detach().requires_grad_()  # two thirds of four layers, and one
         layer = net.encoder.layers[3]
         top = layer.feed(layer.attend(body, body, alone.packed.layout, False, None)[0])
@@ -174,7 +174,7 @@ def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path, monkeyp
 
     def objective(network: Network, made: Any, some: Batch) -> Tensor:
         seen.append(made)
-        return last_exit(network, made, some)
+        return last_exit_loss(network, made, some)
 
     stage = methods.get("tr_bert").stages(net, TRBERTOptions(samples=2), objective)[-1]
     stage.prepare(data, tmp_path)
@@ -183,8 +183,8 @@ def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path, monkeyp
     told = stage.step(everyone(net, data), lambda loss: (learned.append(loss.detach()), loss.backward()))
     assert torch.allclose(told["loss"] + rewards[0], learned[0]), "what is told is what is learned"
     batch = everyone(net, data)
-    own, said = last_exit(net, seen[0], batch), net(net.depth, seen[0].at(net.depth))
-    taught = imitation_rows(net, said, stage.taught.of(batch), batch.packed).mean()
+    own, said = last_exit_loss(net, seen[0], batch), net(net.depth, seen[0].after(net.depth))
+    taught = distillation_loss_by_row(net, said, stage.taught.for_batch(batch), batch.packed).mean()
     assert torch.allclose(told["loss"], own + taught, rtol=1e-4), "the labels by the objective, and the teacher"
     assert len(seen) == 1 and sorted(seen[0].present) == [1, 2, 3, 4] and bool((seen[0].present[1] == 1).all())
     assert all(p.grad is not None for name, p in net.named_parameters() if "pooler" not in name)
@@ -196,7 +196,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
         engines.make("torch", net.encoder),
         net,
         TRBERTPolicy(net, TRBERTSettings(threshold=1.0)),
-        packed_rows(net.task, data.encoded),
+        pack_rows(net.task, data.encoded),
     )
     kept = cost.tokens_kept(result.trace, net.depth, 4) * net.depth
     assert kept.tolist() == [n + 3 for n in LENGTHS]

@@ -14,8 +14,8 @@ import offramp
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed, pack
 from offramp.data.tokenization import Encoded
-from offramp.nn.bag_of_words import PAIRS, BagOfWordsExit, FittedBagOfWordsExit
-from offramp.nn.batches import FOLDS, Data, batch, fold
+from offramp.nn.bag_of_words import PAIR_BUCKETS, BagOfWordsExit, FittedBagOfWordsExit
+from offramp.nn.batches import FOLDS, Data, build_batch, fold_of
 from offramp.tasks import get
 from offramp.training import trainer
 from offramp.training.schedule import Schedule
@@ -38,8 +38,8 @@ def bag_of_words() -> BagOfWordsExit:
 
 
 def by_hand(exit_head: BagOfWordsExit, row: list[int]) -> Tensor:
-    beside = [exit_head.pairs[(a * 31337 + b * 7919) % PAIRS] for a, b in itertools.pairwise(row)]
-    return exit_head.STEP * (sum(exit_head.words[i] for i in row) + sum(beside, torch.zeros(3)))
+    beside = [exit_head.pairs[(a * 31337 + b * 7919) % PAIR_BUCKETS] for a, b in itertools.pairwise(row)]
+    return exit_head.TABLE_SCALE * (sum(exit_head.words[i] for i in row) + sum(beside, torch.zeros(3)))
 
 
 def test_a_lexical_ramp_adds_up_words_and_neighbours_of_each_row() -> None:
@@ -65,9 +65,9 @@ def test_words_that_are_not_there_do_not_speak() -> None:
     packed = pack(rows).with_tokens(present=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.5]))
     with torch.no_grad():
         said = exit_head(packed)
-        gone = by_hand(exit_head, [1, 2]) + exit_head.STEP * exit_head.words[4]
+        gone = by_hand(exit_head, [1, 2]) + exit_head.TABLE_SCALE * exit_head.words[4]
         half = (
-            0.5 * by_hand(exit_head, [5, 6]) + 0.5 * exit_head.STEP * exit_head.words[5]
+            0.5 * by_hand(exit_head, [5, 6]) + 0.5 * exit_head.TABLE_SCALE * exit_head.words[5]
         )  # of the word and of the pair
     assert torch.allclose(said, torch.stack([gone, half]), atol=1e-5)
 
@@ -122,12 +122,12 @@ def test_the_solution_is_where_the_slope_is_nought(tmp_path: Path) -> None:
 def test_while_training_a_row_hears_tables_made_without_its_part(tmp_path: Path, left_out: int) -> None:
     data = rows(200)
     task = get("classification").from_rows(data.rows, "rows")
-    mine = [i for i, e in enumerate(data.encoded) if fold(e.ids) == left_out]
-    others = Data(data.rows, [e for e in data.encoded if fold(e.ids) != left_out])
+    mine = [i for i, e in enumerate(data.encoded) if fold_of(e.ids) == left_out]
+    others = Data(data.rows, [e for e in data.encoded if fold_of(e.ids) != left_out])
     (tmp_path / "without").mkdir()
     wanted = fitted(others, tmp_path / "without").eval()
     exit_head = fitted(data, tmp_path)
-    some = batch(task, data, mine[:5], None)
+    some = build_batch(task, data, mine[:5], None)
     assert torch.allclose(exit_head.train()(some.packed), wanted(some.packed), atol=2e-3)
     assert not torch.allclose(exit_head.eval()(some.packed), wanted(some.packed), atol=2e-3)
 

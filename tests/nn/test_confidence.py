@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from offramp.core.packed import pack
-from offramp.nn.confidence import agree, entropy, row_entropy, row_least_confidence, row_normalised_entropy, worst
+from offramp.nn.confidence import (
+    entropy,
+    largest_in_row,
+    row_entropy,
+    row_least_confidence,
+    row_normalised_entropy,
+    same_answers,
+)
 from offramp.tasks import get
 
 ROWS = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
@@ -38,15 +45,15 @@ def test_a_sentence_is_as_unsure_as_its_least_sure_word_and_pieces_do_not_count(
 
 
 def test_a_row_without_answers_is_sure() -> None:
-    assert worst(torch.tensor([0.7]), torch.tensor([1]), 3).tolist() == pytest.approx([0.0, 0.7, 0.0])
+    assert largest_in_row(torch.tensor([0.7]), torch.tensor([1]), 3).tolist() == pytest.approx([0.0, 0.7, 0.0])
 
 
 def test_agreement_of_labels_tags_and_numbers() -> None:
     packed = pack([[1, 2], [3, 4]]).with_tokens(scored=torch.tensor([True] * 4))
     a, b = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([[9.0, 1.0, 0.0], [3.0, 1.0, 0.0]])
-    assert agree(CLASSES, a, b, packed, 0.1).tolist() == [True, False]
+    assert same_answers(CLASSES, a, b, packed, 0.1).tolist() == [True, False]
     tags = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
     other = torch.tensor([[5.0, 0, 0], [0, 2.0, 0], [1.0, 0, 0], [0, 0, 2.0]])
-    assert agree(TAGS, tags, other, packed, 0.1).tolist() == [True, False]
+    assert same_answers(TAGS, tags, other, packed, 0.1).tolist() == [True, False]
     before, now = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.05], [2.2]])
-    assert agree(NUMBER, before, now, packed, 0.1).tolist() == [True, False]
+    assert same_answers(NUMBER, before, now, packed, 0.1).tolist() == [True, False]

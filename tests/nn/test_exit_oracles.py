@@ -48,7 +48,7 @@ def test_smoothing_equals_the_formula_and_never_looks_into_another_row(sigma: fl
             same = t == u if sigma == 0.0 else owner[t] == owner[u]
             if same:
                 wanted[:, t] += math.exp(-((t - u) ** 2) / sigma) * values[:, u] if sigma else values[:, u]
-    assert torch.allclose(oracles.smoothed(values, lengths, sigma), wanted, atol=1e-4)
+    assert torch.allclose(oracles.smooth_over_neighbours(values, lengths, sigma), wanted, atol=1e-4)
 
 
 def test_row_oracle_sums_over_the_row() -> None:
@@ -71,8 +71,8 @@ def test_geometric_form_is_a_distribution_and_its_loss_is_that_of_the_product() 
 
 def test_heads_speak_at_every_exit_but_the_last_of_the_geometric_form() -> None:
     states = torch.randn(5, 8)
-    assert oracles.Multinomial(8, 4)(states).shape == (5, 4)
-    one, each = oracles.Geometric(8, 4), oracles.Geometric(8, 4, shared=False)
+    assert oracles.MultinomialExitUnit(8, 4)(states).shape == (5, 4)
+    one, each = oracles.GeometricExitUnit(8, 4), oracles.GeometricExitUnit(8, 4, shared=False)
     assert torch.equal(one(0, states), one(2, states))
     assert not torch.equal(each(0, states), each(2, states))
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0]])

@@ -18,13 +18,13 @@ def packed() -> Packed:
 def test_shares_are_each_rows_own() -> None:
     logits = torch.randn(11) * 50
     alone = torch.cat([part.log_softmax(0) for part in logits.split(LENGTHS)])
-    assert torch.allclose(rows.log_softmax(logits, packed()), alone, atol=1e-5)
-    assert torch.allclose(rows.total(logits, packed()), torch.stack([p.sum() for p in logits.split(LENGTHS)]))
+    assert torch.allclose(rows.log_softmax_by_row(logits, packed()), alone, atol=1e-5)
+    assert torch.allclose(rows.sum_by_row(logits, packed()), torch.stack([p.sum() for p in logits.split(LENGTHS)]))
 
 
 def test_gradients_of_shares_are_those_of_softmax() -> None:
     logits, weights = torch.randn(11, requires_grad=True), torch.randn(11)
-    (ours,) = torch.autograd.grad((rows.log_softmax(logits, packed()) * weights).sum(), logits)
+    (ours,) = torch.autograd.grad((rows.log_softmax_by_row(logits, packed()) * weights).sum(), logits)
     alone = torch.cat([part.log_softmax(0) for part in logits.split(LENGTHS)])
     (theirs,) = torch.autograd.grad((alone * weights).sum(), logits)
     assert torch.allclose(ours, theirs, atol=1e-6)
@@ -32,7 +32,7 @@ def test_gradients_of_shares_are_those_of_softmax() -> None:
 
 def test_ranks_fall_with_the_value_and_break_ties_by_place() -> None:
     values = torch.tensor([1.0, 3.0, 1.0, 2.0, 9.0, 0.0, 0.0, 5.0, 1.0, 2.0, 3.0])
-    assert rows.ranks(values, packed()).tolist() == [2, 0, 3, 1, 0, 4, 5, 0, 3, 2, 1]
+    assert rows.rank_by_row(values, packed()).tolist() == [2, 0, 3, 1, 0, 4, 5, 0, 3, 2, 1]
 
 
 def test_pooling_counts_tokens_as_far_as_they_are_present() -> None:

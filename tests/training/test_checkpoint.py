@@ -15,10 +15,10 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.nn.network import Network
 from offramp.training import checkpoint
-from offramp.training.checkpoint import Progress
+from offramp.training.checkpoint import TrainingProgress
 from tests import runs
 
-PROGRESS = Progress(1, 2, 3, 0.1 + 0.2, [{"accuracy": 1 / 3}], [{"stage": "joint", "loss": 0.7}], 1.5)
+PROGRESS = TrainingProgress(1, 2, 3, 0.1 + 0.2, [{"accuracy": 1 / 3}], [{"stage": "joint", "loss": 0.7}], 1.5)
 
 
 def build(base: str, seed: int, kind: str = "masked_lm") -> tuple[Network, list[torch.optim.Optimizer]]:
@@ -50,12 +50,12 @@ def test_everything_comes_back(base: str, tmp_path: Path) -> None:
     one, two = build(base, 1), build(base, 2)
     before = state(*one)
     assert any(not torch.equal(tensor, before[name]) for name, tensor in state(*two).items())
-    checkpoint.write(tmp_path, *one, PROGRESS)
-    checkpoint.read(tmp_path, *two)
+    checkpoint.write_checkpoint(tmp_path, *one, PROGRESS)
+    checkpoint.read_checkpoint(tmp_path, *two)
     after = state(*two)
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert checkpoint.read_progress(tmp_path) == PROGRESS
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.CHECKPOINT_FILE]
 
 
 def test_tied_weights_are_written_once_and_stay_tied(base: str, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     one, two = build(base, 1), build(base, 2)
-    checkpoint.write(tmp_path, *one, PROGRESS)
+    checkpoint.write_checkpoint(tmp_path, *one, PROGRESS)
     before = runs.files(tmp_path)
 
     def full(_: Any, path: Any, **__: Any) -> None:
@@ -84,8 +84,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(
 
     monkeypatch.setattr(f"offramp.training.checkpoint.{broken}" if broken == "save_file" else broken, full)
     with pytest.raises(OfframpError, match="No space left") as caught:
-        checkpoint.write(tmp_path, *two, PROGRESS)
-    assert str(tmp_path / checkpoint.FILE) in str(caught.value)
+        checkpoint.write_checkpoint(tmp_path, *two, PROGRESS)
+    assert str(tmp_path / checkpoint.CHECKPOINT_FILE) in str(caught.value)
     assert runs.files(tmp_path) == before
 
 
@@ -95,9 +95,9 @@ def test_nothing_there_is_no_progress(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
 def test_damage_is_named(base: str, tmp_path: Path, damage: bytes | None) -> None:
-    checkpoint.write(tmp_path, *build(base, 1), PROGRESS)
-    file = tmp_path / checkpoint.FILE
+    checkpoint.write_checkpoint(tmp_path, *build(base, 1), PROGRESS)
+    file = tmp_path / checkpoint.CHECKPOINT_FILE
     file.write_bytes(file.read_bytes()[:-100] if damage is None else damage)
     with pytest.raises(OfframpError, match="damaged") as caught:
         checkpoint.read_progress(tmp_path)
-    assert checkpoint.FILE in caught.value.given and "--force" in caught.value.fix
+    assert checkpoint.CHECKPOINT_FILE in caught.value.given and "--force" in caught.value.fix

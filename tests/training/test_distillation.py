@@ -14,7 +14,7 @@ from offramp.inference.run_folder import build_network
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.tasks import get
-from offramp.training.distillation import FILE, imitation, teacher
+from offramp.training.distillation import TEACHER_FILE, distillation_loss, teacher_logits
 from tests import tiny
 
 LENGTHS = [4, 7, 3]
@@ -33,15 +33,15 @@ def made(task: str) -> tuple[Network, Data]:
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_answers_follow_their_rows_and_survive_on_disk(task: str, tmp_path: Path) -> None:
     net, data = made(task)
-    first = teacher(net, data, tmp_path, size=2)
+    first = teacher_logits(net, data, tmp_path, size=2)
     batch = Batch(pack([data.encoded[i].ids for i in (2, 0)]), torch.zeros(2), [2, 0])
-    assert torch.equal(first.of(batch), torch.cat([first.logits[2], first.logits[0]]))
+    assert torch.equal(first.for_batch(batch), torch.cat([first.logits[2], first.logits[0]]))
     with torch.no_grad():
         for parameter in net.hf.parameters():
             parameter.zero_()  # the teacher has changed since: what was kept is what counts
-    assert torch.equal(teacher(net, data, tmp_path).logits[1], first.logits[1])
-    (tmp_path / FILE).unlink()
-    assert not torch.equal(teacher(net, data, tmp_path).logits[1], first.logits[1])
+    assert torch.equal(teacher_logits(net, data, tmp_path).logits[1], first.logits[1])
+    (tmp_path / TEACHER_FILE).unlink()
+    assert not torch.equal(teacher_logits(net, data, tmp_path).logits[1], first.logits[1])
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "tagging"])
@@ -50,8 +50,8 @@ def test_imitation_is_zero_only_for_the_teachers_own_answers(task: str) -> None:
     packed = pack([e.ids for e in data.encoded])
     n = packed.total if net.per_token else packed.count
     taught = torch.randn(n, net.task.outputs)
-    assert imitation(net, taught, taught, packed).item() == pytest.approx(0.0, abs=1e-6)
-    assert imitation(net, taught + torch.randn_like(taught), taught, packed).item() > 0.01
+    assert distillation_loss(net, taught, taught, packed).item() == pytest.approx(0.0, abs=1e-6)
+    assert distillation_loss(net, taught + torch.randn_like(taught), taught, packed).item() > 0.01
 
 
 def test_imitation_of_spans_gives_finite_gradients_both_ways() -> None:
@@ -63,6 +63,10 @@ def test_imitation_of_spans_gives_finite_gradients_both_ways() -> None:
     packed = packed.with_tokens(scored=torch.ones(packed.total, dtype=torch.bool))
     for told in (True, False):
         said, taught = (torch.randn(packed.total, 2, requires_grad=True) for _ in range(2))
-        found = imitation(net, said, taught.detach(), packed) if told else imitation(net, taught.detach(), said, packed)
+        found = (
+            distillation_loss(net, said, taught.detach(), packed)
+            if told
+            else distillation_loss(net, taught.detach(), said, packed)
+        )
         (grad,) = torch.autograd.grad(found, said)
         assert found > 0 and grad.isfinite().all() and grad.abs().sum() > 0

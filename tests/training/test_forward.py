@@ -6,7 +6,7 @@ import torch
 
 from offramp import backbones
 from offramp.core.packed import pack
-from offramp.training.forward import Soft, trace
+from offramp.training.forward import ForwardHooks, forward_all_layers
 from tests import tiny
 
 LENGTHS = [5, 9]
@@ -14,14 +14,17 @@ LENGTHS = [5, 9]
 
 def test_a_skipped_layer_leaves_states_alone() -> None:
     encoder, packed = backbones.encoder(tiny.model("bert")), pack(tiny.rows(LENGTHS))
-    made = trace(encoder, packed, Soft(skip=lambda layer: layer == 2))
+    made = forward_all_layers(encoder, packed, ForwardHooks(skip=lambda layer: layer == 2))
     assert torch.equal(made.states[2], made.states[1]) and not torch.equal(made.states[3], made.states[2])
 
 
 def test_equilibrium_keeps_values_and_averages_gradients() -> None:
     """Each layer's states get the mean of the gradients that the exits above (and at) them send, not their sum."""
     encoder, packed = backbones.encoder(tiny.model("bert")), pack(tiny.rows(LENGTHS))
-    plain, even = trace(encoder, packed), trace(encoder, packed, Soft(equilibrium=True))
+    plain, even = (
+        forward_all_layers(encoder, packed),
+        forward_all_layers(encoder, packed, ForwardHooks(equilibrium=True)),
+    )
     for a, b in zip(plain.states, even.states, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     weights = [torch.randn_like(states) for states in plain.states]

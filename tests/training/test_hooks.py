@@ -1,4 +1,4 @@
-"""What the trainer tells a stage, and that stages with artefacts, second optimisers and samples resume exactly."""
+"""What the trainer tells a stage, and that stages with artifacts, second optimisers and samples resume exactly."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from offramp.nn.batches import Batch
 from offramp.training.schedule import Schedule
-from offramp.training.stage import Backward, Groups, Stage
-from offramp.training.trainer import Interrupted, Trainer
+from offramp.training.stage import Backward, ParameterGroups, Stage
+from offramp.training.trainer import Trainer, TrainingInterrupted
 from tests.training.test_trainer import build
 
 QUICK = Schedule(epochs=2, batch_size=8, lr=0.01, precision="fp32")
@@ -27,15 +27,15 @@ class Probe(Stage):
     shares: list[float] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
 
-    compares: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return super().trainable()[:2]
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         return [[{"params": [p], "lr": lr}] for _, p in self.trainable()]
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         self.shares.append(share)
 
     def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
@@ -81,7 +81,7 @@ def fit(base: str, folder: Path, method: str, stops: Sequence[tuple[str, int, in
 
         trainer.report = report
         if stop is not None:
-            with pytest.raises(Interrupted):
+            with pytest.raises(TrainingInterrupted):
                 trainer.fit(stages, train, dev)
     trainer.fit(stages, train, dev)
     return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}

@@ -14,7 +14,7 @@ import yaml
 from offramp.training import checkpoint
 from tests import runs
 
-METHODS = {"branchynet": 1, "deebert": 2, "adapler": 2}  # stages; adapler's have artefacts and two optimisers
+METHODS = {"branchynet": 1, "deebert": 2, "adapler": 2}  # stages; adapler's have artifacts and two optimisers
 EPOCHS, BATCH, ROWS = 3, 4, 16
 STEPS = ROWS // BATCH
 Moment = tuple[int, int, int]  # stage, epoch, steps done in it

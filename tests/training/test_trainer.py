@@ -17,9 +17,9 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_policy
 from offramp.nn.batches import Data
-from offramp.nn.network import Network, network
+from offramp.nn.network import Network, bare_network
 from offramp.training.schedule import Schedule
-from offramp.training.trainer import Interrupted, Trainer
+from offramp.training.trainer import Trainer, TrainingInterrupted
 from tests import runs
 
 FAST = Schedule(epochs=3, batch_size=8, lr=0.01, precision="fp32")
@@ -50,7 +50,7 @@ def test_every_epoch_is_scored_with_its_own_weights(base: str, tmp_path: Path) -
 
     def report(**news: Any) -> None:
         if "done" in news:
-            fresh = network(copy.deepcopy(net.hf), net.task)
+            fresh = bare_network(copy.deepcopy(net.hf), net.task)
             expected, _ = score_policy(fresh, engines.make("torch", fresh.encoder), Policy(), dev)
             seen.append((expected, {name: news[name] for name in expected}))
 
@@ -93,7 +93,7 @@ def test_stop_after_the_last_step_is_heard_and_resumed(base: str, tmp_path: Path
         trainer.stop = "done" in news and news["epoch"] == FAST.epochs
 
     trainer = Trainer(net, FAST, tmp_path / "run", report)
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingInterrupted):
         trainer.fit(stages, train, dev)
     again = fit(base, tmp_path / "run")
     assert all(torch.equal(again[name], expected[name]) for name in expected)

@@ -39,7 +39,7 @@ from offramp.inference.operating_points import OperatingPoint, OperatingPoints, 
 from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Fixed, Lengths, Threshold
+from offramp.nn.setting_space import FixedSpace, LengthSpace, ThresholdSpace
 
 FEW = 200  # rows that are too few to search a threshold for every off-ramp
 ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look
@@ -78,7 +78,7 @@ def calibrate(
 def _for_decoder(subject: CalibrationContext) -> tuple[list[Settings], CalibrationContext]:
     """Settings to decode with, and the rows to score them on: where there are many, others than they were found on."""
     network, data = subject.network, subject.data
-    if isinstance(subject.method.space, Fixed):
+    if isinstance(subject.method.space, FixedSpace):
         return [], subject
     if len(data.rows) < FEW:
         return decoder_candidates(network, data), subject
@@ -98,9 +98,11 @@ def explore_settings(subject: CalibrationContext, recording: ExitRecording) -> l
     point = point_evaluator(subject, recording if method.replays else None)
     settings = unique_settings([*candidate_settings(network, method, recording), *subject.searched])
     tried, loosest, space = [point(one) for one in settings], point({}), method.space
-    if isinstance(space, Threshold) and space.grid:
+    if isinstance(space, ThresholdSpace) and space.grid:
         tried += refine_grid(space.name, tried[: len(space.grid)], loosest, point)
-    tried = monotone_scores(tried, better, keeps_at_least(space.name) if isinstance(space, Lengths) else costs_at_least)
+    tried = monotone_scores(
+        tried, better, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
+    )
     if has_searchable_thresholds(method) and len(subject.data.rows) >= FEW and tried:
         tried += cross_fitted_gains(subject, recording, tried, search_exit_settings, point)
     return [*tried, loosest]
@@ -108,7 +110,7 @@ def explore_settings(subject: CalibrationContext, recording: ExitRecording) -> l
 
 def has_searchable_thresholds(method: Method) -> bool:
     """Whether each off-ramp may have a threshold of its own, found without running the model."""
-    return isinstance(method.space, Threshold) and method.replays and method.space.each
+    return isinstance(method.space, ThresholdSpace) and method.replays and method.space.per_exit
 
 
 def pair_points_at_lengths(
@@ -138,7 +140,7 @@ def calibration_subset(method: Method, data: Data) -> Data:
     """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
     rows, tokens = len(data.rows), sum(len(one.ids) for one in data.encoded)
     kept = min(ENOUGH, max(FEW, rows * LONG // max(1, tokens)))
-    if rows <= kept or method.replays or isinstance(method.space, Fixed):
+    if rows <= kept or method.replays or isinstance(method.space, FixedSpace):
         return data
     return _some(data, [number * rows // kept for number in range(kept)])
 

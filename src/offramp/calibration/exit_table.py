@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from offramp.calibration.replay import ExitRecording, trace_all_exits
 from offramp.calibration.thresholds import ExitTable
 from offramp.core.cost import Event, macs
-from offramp.nn.batches import Data, batch
+from offramp.nn.batches import Data, build_batch
 from offramp.nn.network import Network
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ def exit_table(network: Network, recording: ExitRecording, data: Data, uncertain
 
 def _scores(network: Network, recording: ExitRecording, data: Data, exits: list[int]) -> Array:
     """1 minus how wrong each exit is about each row."""
-    made = batch(network.task, data, range(len(data.encoded)), seed=0)
+    made = build_batch(network.task, data, range(len(data.encoded)), seed=0)
     lengths = recording.packed.lengths
     wrong = [network.task.example_error(recording.logits[layer], made.targets, lengths) for layer in exits]
     return 1.0 - np.asarray(torch.stack(wrong).double().numpy())
@@ -47,7 +47,7 @@ def fit_temperatures(network: Network, recording: ExitRecording, data: Data) -> 
     """For each off-ramp the divisor of its logits that makes the labels most likely, among half to four."""
     if "distribution" not in network.task.provides:
         return ()
-    made = batch(network.task, data, range(len(data.encoded)), seed=0)
+    made = build_batch(network.task, data, range(len(data.encoded)), seed=0)
     grid = np.geomspace(0.5, 4.0, 31)
 
     def best(logits: torch.Tensor) -> float:

@@ -35,7 +35,7 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
@@ -92,7 +92,7 @@ def predict_latencies(
             seen = trace_features(replay_trace(model.network, recording, policy), len(tokens), tokens)
         else:
             starts = range(0, len(tokens), BATCH)
-            parts = [packed_rows(task, data.encoded[start : start + BATCH]) for start in starts]
+            parts = [pack_rows(task, data.encoded[start : start + BATCH]) for start in starts]
             logs = [trace_features(run_trace(model, policy, part), part.count, part.lengths.tolist()) for part in parts]
             seen = np.concatenate(logs)
         made.append(

@@ -28,7 +28,7 @@ from offramp.errors import OfframpError
 from offramp.inference.operating_points import OperatingPoint, pareto_front
 from offramp.methods import Method, PairMethod
 from offramp.methods._shared.lengths import counts
-from offramp.nn.setting_space import Lengths
+from offramp.nn.setting_space import LengthSpace
 
 Gene = tuple[int, ...]  # kept after each layer, in hundredths of the row's tokens
 WHOLE = 100
@@ -71,10 +71,10 @@ class SearchProgress:
     iteration: int
 
 
-def length_space(method: Method) -> Lengths:
+def length_space(method: Method) -> LengthSpace:
     """The lengths that a method lets be searched, or a clear answer why not."""
     space = method.length.space if isinstance(method, PairMethod) else method.space
-    if not isinstance(space, Lengths):
+    if not isinstance(space, LengthSpace):
         raise OfframpError(
             "a search over lengths",
             f"a run of {method.name!r}, which has none to choose",

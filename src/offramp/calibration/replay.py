@@ -22,7 +22,7 @@ from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.batching import RunOutput, run_encoded, run_packed
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 
 
@@ -115,7 +115,7 @@ def record_exits(
     logits = {layer: in_order(parts, sizes) for layer, parts in recorder.logits.items()}
     exit_unit = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
     gone = in_order(recorder.gone, [len(e.ids) for e in ordered])
-    packed = packed_rows(network.task, data.encoded).with_tokens(gone=gone)
+    packed = pack_rows(network.task, data.encoded).with_tokens(gone=gone)
     return ExitRecording(logits, exit_unit, packed, frozenset(recorder.extras))
 
 

@@ -22,10 +22,10 @@ from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_
 from offramp.inference.operating_points import OperatingPoint
 from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
-from offramp.nn.confidence import token_uncertainty
+from offramp.nn.confidence import normalised_entropy
 from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Integer, Lengths, Threshold
+from offramp.nn.setting_space import IntegerSpace, LengthSpace, ThresholdSpace
 
 CANDIDATES = 60  # global thresholds
 RERUNS = 8  # settings tried by methods that cannot be replayed
@@ -80,7 +80,7 @@ class CalibrationContext:
 
     def subset(self, chosen: NDArray[np.bool_]) -> CalibrationContext:
         """The same on some of the rows."""
-        return replace(self, data=self.data.part(chosen.tolist()))
+        return replace(self, data=self.data.subset(chosen.tolist()))
 
     def exits_at_lengths(self, settings: Settings) -> CalibrationContext:
         """The exits of a pair while its length method runs at these settings."""
@@ -97,23 +97,26 @@ class CalibrationContext:
 def candidate_settings(network: Network, method: Method, recording: ExitRecording) -> list[Settings]:
     """Settings worth trying, tightest first, the loosest left out."""
     space = method.space
-    if isinstance(space, Threshold | Integer) and space.grid:
-        also = space.also(network) if isinstance(space, Threshold) and space.also else []
+    if isinstance(space, ThresholdSpace | IntegerSpace) and space.grid:
+        also = space.extra_settings(network) if isinstance(space, ThresholdSpace) and space.extra_settings else []
         return [*({space.name: value} for value in space.grid), *also]
-    if isinstance(space, Integer):
-        most = space.most(network) if space.most else len(network.exit_heads) if space.replay else network.depth - 1
+    if isinstance(space, IntegerSpace):
+        most = (
+            space.largest(network) if space.largest else len(network.exit_heads) if space.replay else network.depth - 1
+        )
         return [{space.name: value} for value in range(1, most + 1)]
-    if isinstance(space, Lengths):
+    if isinstance(space, LengthSpace):
         lengths = recording.packed.lengths
         made = [*constant_length_grid(network, lengths, EVEN), *cliff_lengths(network, CLIFFS)]
         return [{space.name: shares} for shares in sorted(made, key=lambda one: kept_tokens(one, lengths))]
-    if not isinstance(space, Threshold):
+    if not isinstance(space, ThresholdSpace):
         return []
     if not space.replay:
         spread = threshold_cuts(_answers(network, recording))[:: -(CANDIDATES // RERUNS)]
         return [{space.name: min(1.0, value)} for value in spread]
     uncertainties = _doubts(network, method, {}, recording)
-    return [{space.name: min(value, method.settings.most)} for value in threshold_cuts(uncertainties.ravel())][::-1]
+    largest: float = method.settings.largest_threshold
+    return [{space.name: min(value, largest)} for value in threshold_cuts(uncertainties.ravel())][::-1]
 
 
 def unique_settings(settings: Sequence[Settings]) -> list[Settings]:
@@ -128,7 +131,7 @@ def _answers(network: Network, recording: ExitRecording) -> NDArray[np.float64]:
         network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
         for layer in network.exit_heads
     ]
-    return np.asarray(torch.cat([token_uncertainty(spread) for spread in spreads]).double().numpy())
+    return np.asarray(torch.cat([normalised_entropy(spread) for spread in spreads]).double().numpy())
 
 
 def _doubts(network: Network, method: Method, settings: Settings, recording: ExitRecording) -> NDArray[np.float64]:
@@ -163,7 +166,7 @@ def search_exit_settings(
     heat = fit_temperatures(network, recording, subject.data)
     uncertainties = _doubts(network, method, {"temperatures": heat}, recording)
     known = exit_table(network, recording, subject.data, uncertainties)
-    most = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.most)
+    most = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.largest_threshold)
     start = np.minimum(np.array([[cut] * len(uncertainties) for cut in threshold_cuts(uncertainties.ravel())]), most)
     levels = np.stack(
         [np.resize(threshold_cuts(own), CANDIDATES + 1) for own in uncertainties]

@@ -31,7 +31,7 @@ from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hardware import hardware
 
@@ -148,7 +148,7 @@ def _rows(model: Predictor) -> list[Packed]:
     tokenizer = model.model.tokenizer
     ids = [int(tokenizer.cls_token_id or 0), *(i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids)]
     rows = [[ids[place % len(ids)] for place in range(n)] for n in dict.fromkeys(lengths)]
-    return [packed_rows(model.task, [Encoded(row, [0] * len(row), 0, list(range(len(row))), [], 0)]) for row in rows]
+    return [pack_rows(model.task, [Encoded(row, [0] * len(row), 0, list(range(len(row))), [], 0)]) for row in rows]
 
 
 def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list[Array], list[float]]:

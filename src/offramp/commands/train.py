@@ -28,7 +28,7 @@ from offramp.methods import Method
 from offramp.nn.batches import Data
 from offramp.tasks import Task
 from offramp.training import checkpoint
-from offramp.training.run_lock import check_free, claimed
+from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import replacing, write_text
@@ -112,19 +112,24 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
     """Train a method and write its model folder; resumes if the same request was interrupted."""
     method = methods.get(request.method)
     options = methods.configure(method.options, dict(request.options), method.name)
-    check_free(Path(request.out), force)
+    check_output_free(Path(request.out), force)
     rows = rows_of(request)
     recipe = _recipe(request, rows)
     model = _build(request, method, options, rows)
     stages = _stages(request, model)
-    if not rows.labelled and any(stage.labels for stage in stages):
+    if not rows.labelled and any(stage.needs_labels for stage in stages):
         rows.task.check(rows.train, request.train)  # says which column is missing
     train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
-    with claimed(Path(request.out), recipe, force) as partial:
-        if (partial / checkpoint.FILE).is_file():
+    with locked_working_folder(Path(request.out), recipe, force) as partial:
+        if (partial / checkpoint.CHECKPOINT_FILE).is_file():
             report(resuming=request.out)
-        report(rows=len(rows.train), dev=len(rows.dev), cut=train_data.cut + dev_data.cut, max_length=model.max_length)
+        report(
+            rows=len(rows.train),
+            dev=len(rows.dev),
+            cut=train_data.truncated_rows + dev_data.truncated_rows,
+            max_length=model.max_length,
+        )
         trainer = Trainer(model.network, request.schedule, partial, report)
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
@@ -168,7 +173,7 @@ def _stages(request: TrainRequest, model: LoadedRun) -> list[Stage]:
     """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
     theirs = folders.read_description(request.init) if request.init else None
-    return [stage for stage in stages if theirs is None or not stage.done_by(theirs)] or stages
+    return [stage for stage in stages if theirs is None or not stage.is_done_in(theirs)] or stages
 
 
 def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from offramp.decoding.exits import uncertainties
 from offramp.decoding.teacher_forcing import Lesson, prices, unit_of
 from offramp.decoding.training import marks
-from offramp.nn.batches import Data, batch
-from offramp.nn.exit_oracles import Multinomial
+from offramp.nn.batches import Data, build_batch
+from offramp.nn.exit_oracles import MultinomialExitUnit
 from offramp.nn.network import Network
 
 Array = NDArray[np.float64]
@@ -54,7 +54,7 @@ def record_words(network: Network, data: Data, size: int = 64) -> WordTable:
     ordered = order[:: max(1, sum(len(e.target) for e in data.encoded) // WORDS)]
     parts: list[tuple[Array, Bools, NDArray[np.int64]]] = []
     for start in range(0, len(ordered), size):
-        made = batch(network.task, data, ordered[start : start + size], seed=None).to(network.device)
+        made = build_batch(network.task, data, ordered[start : start + size], seed=None).to(network.device)
         with torch.inference_mode():
             lesson = Lesson(network, made)
             taught = lesson.taught(lesson.source())
@@ -134,5 +134,5 @@ def decoder_candidates(network: Network, data: Data, draws: int = DRAWS) -> list
     found: list[dict[str, Any]] = [
         {"thresholds": tuple(round(float(t), 6) for t in drawn[i])} for i in best_per_segment(cost, bleu)
     ]
-    published = {"argmax": True} if isinstance(unit_of(network), Multinomial) else {"threshold": 0.5}
+    published = {"argmax": True} if isinstance(unit_of(network), MultinomialExitUnit) else {"threshold": 0.5}
     return [*found, published]

@@ -21,7 +21,7 @@ from offramp.core.cost import HeadCost
 from offramp.core.policy import Policy
 from offramp.decoding.teacher_forcing import OWN, UNIT, Taught, decoder_of, exits, unit_of
 from offramp.errors import OfframpError
-from offramp.nn.exit_oracles import Geometric, Multinomial
+from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit
 from offramp.nn.network import Network
 
 
@@ -76,7 +76,7 @@ class DecoderSettings:
                 raise OfframpError(f"a number of {name}", f"{name}={getattr(self, name)}", "use 0 (as it is), 1, 2, …")
 
 
-class SentenceUnit(Multinomial):
+class SentenceUnit(MultinomialExitUnit):
     """A softmax over depths that reads the mean of the source once."""
 
     def __init__(self, hidden: int, depth: int) -> None:
@@ -91,9 +91,9 @@ def decoder_modules(network: Network, options: DecoderOptions) -> nn.ModuleDict:
     if options.form == "sequence":
         made[UNIT] = SentenceUnit(decoder.hidden, decoder.depth)
     elif options.form == "multinomial":
-        made[UNIT] = Multinomial(decoder.hidden, decoder.depth)
+        made[UNIT] = MultinomialExitUnit(decoder.hidden, decoder.depth)
     elif options.form == "geometric":
-        made[UNIT] = Geometric(decoder.hidden, decoder.depth)
+        made[UNIT] = GeometricExitUnit(decoder.hidden, decoder.depth)
     if not options.tied:
         names = [str(block) for block in range(1, decoder.depth)]
         made[OWN] = nn.ModuleDict({name: nn.Linear(decoder.hidden, decoder.vocabulary) for name in names})
@@ -123,7 +123,7 @@ class DoubtfulPolicy(Policy):
             raise OfframpError(asked, f"{len(settings.thresholds)}", "give as many as there are, or calibrate again")
         self.limits = settings.thresholds or (settings.threshold,) * (self.depth - 1)
 
-    def planned(self, unit: Multinomial, states: Tensor) -> Tensor | None:
+    def planned(self, unit: MultinomialExitUnit, states: Tensor) -> Tensor | None:
         """Depths by a softmax over them."""
         if self.argmax:
             likeliest: Tensor = unit(states).argmax(1)
@@ -145,7 +145,7 @@ class MultinomialPolicy(DoubtfulPolicy):
     """Plans a word's depth after the first block."""
 
     def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
-        assert isinstance(self.unit, Multinomial)
+        assert isinstance(self.unit, MultinomialExitUnit)
         return self.planned(self.unit, states) if block == 1 else None
 
 
@@ -154,7 +154,7 @@ class GeometricPolicy(DoubtfulPolicy):
 
     def __init__(self, network: Network, settings: DecoderSettings) -> None:
         super().__init__(network, settings)
-        assert isinstance(self.unit, Geometric)
+        assert isinstance(self.unit, GeometricExitUnit)
         weight, bias = self.unit.project.weight.detach(), self.unit.project.bias.tolist()
         rows = [0 if self.unit.shared else place for place in range(self.depth - 1)]
         least = [math.log((1.0 - t) / t) if t > 0.0 and t < 1.0 else -math.inf for t in self.limits]  # logits
@@ -183,10 +183,10 @@ def decoder_policy(network: Network, settings: DecoderSettings) -> Policy:
             raise OfframpError("a depth", f"depth={settings.depth}", f"this model has {network.depth} blocks")
         return FixedDepth(settings.depth, settings.beams)
     unit = unit_of(network)
-    if settings.argmax and not isinstance(unit, Multinomial):
+    if settings.argmax and not isinstance(unit, MultinomialExitUnit):
         given = "argmax=true for exits that decide block by block"
         raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
-    if isinstance(unit, Geometric):
+    if isinstance(unit, GeometricExitUnit):
         return GeometricPolicy(network, settings)
     if isinstance(unit, SentenceUnit):
         return SequencePolicy(network, settings)
@@ -213,7 +213,7 @@ def uncertainties(network: Network, taught: Taught) -> Tensor:
     """The doubt of every taught word after every block but the last."""  # [blocks − 1, words]
     unit = unit_of(network)
     below = taught.words[:-1]
-    if isinstance(unit, Geometric):
+    if isinstance(unit, GeometricExitUnit):
         return torch.stack([1.0 - unit(place, states).float().sigmoid() for place, states in enumerate(below)])
     if isinstance(unit, SentenceUnit):
         return tail(unit(taught.source.mean())).repeat_interleave(taught.lengths.to(network.device), 0).T

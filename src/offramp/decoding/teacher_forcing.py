@@ -16,7 +16,7 @@ from offramp.decoding.cost import DecoderPrices
 from offramp.decoding.loop import Speaker
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 
 IGNORED = -100  # beyond a sentence's end
 UNIT = "halting_unit"  # where a method keeps the unit that decides depths
@@ -104,7 +104,7 @@ class Lesson:
 
     def source(self) -> Packed:
         """Encoder states of the batch."""
-        made = trace(self.network.encoder, self.batch.packed)
+        made = forward_all_layers(self.network.encoder, self.batch.packed)
         return made.packed.with_states(self.network.encoder.final(made.states[-1]))
 
     def taught(self, source: Packed, leave: Tensor | None = None) -> Taught:

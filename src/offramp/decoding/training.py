@@ -21,8 +21,8 @@ from offramp.decoding.teacher_forcing import IGNORED, UNIT, Lesson, Taught, deco
 from offramp.decoding.vocabulary_loss import word_loss
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import (
-    Geometric,
-    Multinomial,
+    GeometricExitUnit,
+    MultinomialExitUnit,
     correctness_oracle,
     geometric_loss,
     likelihood_oracle,
@@ -65,9 +65,9 @@ class Speaking(Stage):
     weights: tuple[float, ...] = field(kw_only=True)  # one per block, summing to 1
     smoothing: float = SMOOTHING
 
-    def done_by(self, run: Mapping[str, Any]) -> bool:
+    def is_done_in(self, run: Mapping[str, Any]) -> bool:
         """Exits are trained by runs that trained them the same way; a plain model knows its last one only."""
-        return self.shared and (self.weights[-1] == 1.0 or run["options"].get("training") == self.name)
+        return self.fine_tuning and (self.weights[-1] == 1.0 or run["options"].get("training") == self.name)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         fixed = {f"model.{name}" for name in decoder_of(self.network).fixed}
@@ -144,7 +144,7 @@ class Deciding(Stage):
 
     def policy(self) -> Policy:
         """Dev rows leave as published: where the unit says so more likely than not, or at the likeliest depth."""
-        block_by_block = isinstance(self.network.added[UNIT], Geometric)
+        block_by_block = isinstance(self.network.added[UNIT], GeometricExitUnit)
         return decoder_policy(self.network, DecoderSettings(0.5) if block_by_block else DecoderSettings(argmax=True))
 
     def _exit_loss(self, taught: Taught, made: Marks) -> Tensor:
@@ -158,17 +158,17 @@ class Deciding(Stage):
             oracle = correctness_oracle(made.right, taught.lengths, o.penalty, o.sigma)
         else:
             oracle = likelihood_oracle(made.misses, taught.lengths, o.penalty, o.sigma)
-        if isinstance(unit, Geometric):
+        if isinstance(unit, GeometricExitUnit):
             stops = [unit(place, states) for place, states in enumerate(taught.words[:-1])]
             return geometric_loss(torch.stack(stops, dim=1), oracle)
-        assert isinstance(unit, Multinomial)
+        assert isinstance(unit, MultinomialExitUnit)
         return multinomial_loss(unit(taught.words[0]), oracle)
 
 
 def plain_stages(network: Network, head_lr: float) -> list[Stage]:
     """Ordinary training of a translation model: its last exit alone."""
     weights = (*(0.0 for _ in range(network.depth - 1)), 1.0)
-    return [Speaking(network, "translate", head_lr, shared=True, weights=weights)]
+    return [Speaking(network, "translate", head_lr, fine_tuning=True, weights=weights)]
 
 
 def decoder_stages(network: Network, options: DecoderOptions) -> list[Stage]:

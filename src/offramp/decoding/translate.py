@@ -17,7 +17,7 @@ from offramp.decoding.beam_search import Said, speak
 from offramp.decoding.cost import decoder_macs, full_decoder_macs
 from offramp.decoding.loop import Decoding
 from offramp.decoding.teacher_forcing import decoder_of, prices, rules, side_by_side, speaker
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 
@@ -56,7 +56,7 @@ def translate_encoded(
     macs, full, kept = (np.zeros(len(encoded)) for _ in range(3))
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
-        packed = packed_rows(network.task, [encoded[i] for i in index]).to(network.device)
+        packed = pack_rows(network.task, [encoded[i] for i in index]).to(network.device)
         with torch.inference_mode():
             made, spent = translate_packed(network, engine, policy, packed)
         for i, one in zip(index, made, strict=True):
@@ -64,7 +64,7 @@ def translate_encoded(
         macs[index], full[index], kept[index] = spent
     answers = [np.stack((one.pieces, one.exits), axis=1) for one in said]
     layers = np.array([np.mean(one.exits) for one in said])
-    return RunOutput(answers, layers, macs, kept, full=full)
+    return RunOutput(answers, layers, macs, kept, full_macs=full)
 
 
 def translate_packed(

@@ -19,7 +19,7 @@ from offramp.evaluation.peers import Batch, Ground, Logits, Variant
 from offramp.inference.batching import run_encoded
 from offramp.inference.operating_points import parse_latency
 from offramp.inference.predictor import Predictor
-from offramp.nn.setting_space import Fixed
+from offramp.nn.setting_space import FixedSpace
 
 FULL = "1.0"
 
@@ -139,7 +139,7 @@ def open_alone(ground: Ground, contender: Contender) -> Answer:
 def dearest(model: Predictor) -> Any:
     """What savings are held against: the loosest setting, or everything where that is cheaper already."""
     method = model.model.method
-    return method.settings() if method.hf_equal or isinstance(method.space, Fixed) else Everything()
+    return method.settings() if method.hf_equal or isinstance(method.space, FixedSpace) else Everything()
 
 
 def buy(model: Predictor, budget: str) -> Any:

@@ -15,7 +15,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.peers import Logits
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import Data, batch
+from offramp.nn.batches import Data, build_batch
 from offramp.tasks import Task
 
 Row = Mapping[str, Any]
@@ -93,7 +93,7 @@ def course(model: Predictor, rows: Sequence[Row], source: str) -> Course:
     ms = 1000 * (time.perf_counter() - started) / len(rows)
     if not model.task.scores_by_loss:
         return Course(model.task, data, None, model.full_macs(data.encoded), ms)
-    made = batch(model.task, data, range(len(data.encoded)), seed=None)
+    made = build_batch(model.task, data, range(len(data.encoded)), seed=None)
     ids = made.packed.tokens["id"].split(made.packed.lengths.tolist())
     masked = [replace(row, ids=part.tolist()) for row, part in zip(data.encoded, ids, strict=True)]
     targets = made.targets.split(made.packed.lengths.tolist())

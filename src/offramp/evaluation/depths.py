@@ -19,7 +19,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.methods.faster_dat.word_depths import WordDepths
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.nn.words import words_of
 from offramp.utils.files import replacing
 
@@ -83,7 +83,7 @@ def _row(predictor: Predictor, texts: Sequence[str]) -> Row:
 
 def _look_up(predictor: Predictor, encoded: Sequence[Encoded], settings: Any) -> Tensor:
     """The depth of every word, as the method's own policy writes it."""  # [words]
-    packed = packed_rows(predictor.task, encoded).to(predictor.network.device)
+    packed = pack_rows(predictor.task, encoded).to(predictor.network.device)
     state = State(packed, packed, predictor.network, predictor.network.depth)
     with torch.inference_mode():
         predictor.model.method.policy(predictor.network, settings).on_embeddings(state)

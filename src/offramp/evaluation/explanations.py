@@ -16,7 +16,7 @@ from offramp.core.loop import State, run
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.nn.network import Network
 
 LIVE, IDLE, GONE = "live", "idle", "gone"
@@ -178,11 +178,11 @@ def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:
 def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> Story:
     network, method = predictor.network, predictor.model.method
     settings = methods.configure(method.settings, dict(given), method.name)
-    packed = packed_rows(network.task, [encoded]).to(network.device)
+    packed = pack_rows(network.task, [encoded]).to(network.device)
     watch = _Watch(method.policy(network, settings), network, len(encoded.ids))
     with torch.inference_mode():
         made = run(predictor.engine, network, watch, packed)
-    spent, full = cost.macs(made.trace, network, 1), cost.full(network.uncut, network.depth, packed.lengths)
+    spent, full = cost.macs(made.trace, network, 1), cost.full(network.unpruned, network.depth, packed.lengths)
 
     def answer(logits: Tensor | None) -> dict[str, Any] | None:
         if logits is None:

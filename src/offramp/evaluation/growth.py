@@ -28,7 +28,7 @@ from offramp.evaluation.peers import Ground, Variant
 from offramp.evaluation.subprocesses import fresh
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import packed_rows
+from offramp.nn.batches import pack_rows
 from offramp.utils.files import write_text
 
 Row = Mapping[str, Any]
@@ -191,7 +191,7 @@ class Nothing(Engine):
 def overhead(model: Predictor, rows: Sequence[Row], rounds: int) -> dict[str, Any]:
     """Microseconds of the loop for a layer at batch 1, beyond the engine: the slope over two depths of nothing."""
     network, task = model.network, model.task
-    packs = [packed_rows(task, [encoded]) for encoded in model.prepare(rows[:WARM])]
+    packs = [pack_rows(task, [encoded]) for encoded in model.prepare(rows[:WARM])]
     wide, outputs = network.encoder.hidden, max(1, task.outputs)
     short, long = (Nothing(n * network.depth, wide, outputs, network.per_token) for n in (1, 2))
 

@@ -18,7 +18,7 @@ from offramp.core.loop import State, run
 from offramp.inference.run_folder import LoadedRun
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.nn.token_scorers import contributions
+from offramp.nn.token_scorers import token_shares
 from offramp.training.saliency import saliencies
 
 
@@ -59,7 +59,7 @@ class _Listening(policy.Policy):
     said: list[Tensor] = field(default_factory=list)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        share = contributions(self.network.predictor(layer, s.packed), s.packed)
+        share = token_shares(self.network.predictor(layer, s.packed), s.packed)
         self.said.append(share.new_zeros(self.tokens).index_copy(0, s.packed.tokens["origin"], share))
         return self.inner.before_layer(layer, s)
 

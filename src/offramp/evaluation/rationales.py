@@ -20,8 +20,8 @@ from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.evaluation import importance
 from offramp.inference.run_folder import LoadedRun
-from offramp.nn.batches import Batch, Data, batch
-from offramp.training.forward import trace
+from offramp.nn.batches import Batch, Data, build_batch
+from offramp.training.forward import forward_all_layers
 
 Row = Mapping[str, Any]
 Scores = NDArray[np.float64]
@@ -97,14 +97,19 @@ def as_batch(model: LoadedRun, row: Marked) -> Batch:
     """One row with its gold label."""
     task = model.network.task
     one = Encoded(row.encoded.ids, row.encoded.types, 0, row.encoded.words, [], 0)
-    return batch(task, Data([{"label": row.label}], [one]), [0], None).to(model.network.device)
+    return build_batch(task, Data([{"label": row.label}], [one]), [0], None).to(model.network.device)
 
 
 def answered(model: LoadedRun, row: Marked) -> Marked:
     """The row with the label that the model gives it."""
     network, one = model.network, as_batch(model, row)
     with torch.no_grad():
-        logits = network(network.depth, trace(network.encoder, one.packed).at(network.depth)).float().cpu().numpy()
+        logits = (
+            network(network.depth, forward_all_layers(network.encoder, one.packed).after(network.depth))
+            .float()
+            .cpu()
+            .numpy()
+        )
     (said,) = network.task.predictions([{"label": row.label}], [row.encoded], list(logits))
     return replace(row, label=said["label"])
 

@@ -85,7 +85,7 @@ def cell(predictor: Predictor, made: Measured, origin: Origin) -> dict[str, Any]
         "engine": predictor.engine_name,
         "precision": predictor.how.precision,
         "batch_size": made.batch_size,
-        "truncated_rows": made.data.cut,
+        "truncated_rows": made.data.truncated_rows,
         "hardware": hardware(),
         "command": origin.command,
         "trained": _trained(origin.recipe),
@@ -130,7 +130,7 @@ def compute_of(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str
 
 def _by_layer(data: Data, outcome: RunOutput) -> dict[str, list[float]]:
     """The share of all tokens that each layer still computed, where that was counted."""
-    if outcome.fed is None:
+    if outcome.tokens_by_layer is None:
         return {}
     total = sum(len(one.ids) for one in data.encoded)
-    return {"tokens_by_layer": [round(float(fed) / total, 4) for fed in outcome.fed]}
+    return {"tokens_by_layer": [round(float(fed) / total, 4) for fed in outcome.tokens_by_layer]}

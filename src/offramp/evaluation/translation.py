@@ -25,10 +25,10 @@ from offramp.evaluation.result_cells import hardware
 from offramp.evaluation.timing import interleaved
 from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
-from offramp.nn.batches import Data, batch, packed_rows
-from offramp.nn.exit_oracles import best_exit, row_sums, smoothed
+from offramp.nn.batches import Data, build_batch, pack_rows
+from offramp.nn.exit_oracles import best_exit, row_sums, smooth_over_neighbours
 from offramp.nn.outputs import RunOutput
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 from offramp.utils.files import replacing
 
 Row = Mapping[str, Any]
@@ -91,7 +91,7 @@ def _average_exit(outcome: RunOutput) -> float:
 
 
 def _share(outcome: RunOutput) -> float:
-    return round(float(outcome.macs.sum() / outcome.full.sum()), 4) if outcome.full is not None else 1.0
+    return round(float(outcome.macs.sum() / outcome.full_macs.sum()), 4) if outcome.full_macs is not None else 1.0
 
 
 @torch.inference_mode()
@@ -102,7 +102,7 @@ def oracle_depths(
     network, parts, counts = predictor.network, [], []
     for start in range(0, len(data.encoded), 64):
         size = range(start, min(start + 64, len(data.encoded)))
-        lesson = Lesson(network, batch(network.task, data, size, seed=None).to(network.device))
+        lesson = Lesson(network, build_batch(network.task, data, size, seed=None).to(network.device))
         taught = lesson.taught(lesson.source())
         made = marks(network, taught, 0.0, range(1, network.depth + 1))
         parts.append((made.right.float(), -made.misses))
@@ -113,7 +113,7 @@ def oracle_depths(
         worth = torch.cat(list(values), dim=1)
         for penalty in penalties:
             for sigma in sigmas:
-                mean = (best_exit(smoothed(worth, lengths, sigma), penalty) + 1).double().mean()
+                mean = (best_exit(smooth_over_neighbours(worth, lengths, sigma), penalty) + 1).double().mean()
                 found.append({"oracle": kind, "of": "words", "penalty": penalty, "sigma": sigma, "exit": float(mean)})
             mean = (best_exit(row_sums(worth, lengths), penalty) + 1).double().mean()
             found.append({"oracle": kind, "of": "sentences", "penalty": penalty, "sigma": None, "exit": float(mean)})
@@ -147,8 +147,8 @@ def speed(predictor: Predictor, data: Data, settings: Mapping[str, Any], sizes: 
 
 @torch.inference_mode()
 def _read(predictor: Predictor, encoded: Sequence[Any]) -> tuple[Packed, Tensor]:
-    packed = packed_rows(predictor.task, encoded).to(predictor.network.device)
-    return packed, side_by_side(packed, trace(predictor.network.encoder, packed).states[-1])[0]
+    packed = pack_rows(predictor.task, encoded).to(predictor.network.device)
+    return packed, side_by_side(packed, forward_all_layers(predictor.network.encoder, packed).states[-1])[0]
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.decoding.translate import translate_encoded
-from offramp.nn.batches import Data, batch, packed_rows
+from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 from offramp.utils.progress import tell
@@ -61,11 +61,11 @@ def run_encoded(
     exits, macs, kept = (np.zeros(len(encoded)) for _ in range(3))
     done, fed = 0, np.zeros(network.depth)
     for index in batches_by_length([len(e.ids) for e in encoded], batch_size):
-        made = run_packed(network, engine, policy, packed_rows(network.task, [encoded[i] for i in index]))
+        made = run_packed(network, engine, policy, pack_rows(network.task, [encoded[i] for i in index]))
         for i, part in zip(index, made.logits, strict=True):
             logits[i] = part
         exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
-        fed += 0.0 if made.fed is None else made.fed
+        fed += 0.0 if made.tokens_by_layer is None else made.tokens_by_layer
         done += len(index)
         tell(done, len(encoded))
     return RunOutput(logits, exits, macs, kept, fed)
@@ -97,7 +97,7 @@ def score_policy_by_loss(
     batch_size = min(batch_size, 8)  # every token answers with a whole vocabulary
     parts: list[RunOutput] = []
     for start in range(0, len(data.encoded), batch_size):
-        made = batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=None)
+        made = build_batch(network.task, data, range(start, min(start + batch_size, len(data.encoded))), seed=None)
         outcome = run_packed(network, engine, policy, made.packed)
         logits = torch.from_numpy(np.concatenate(outcome.logits))
         rows = network.task.loss(logits, made.targets, made.packed.lengths, "rows").tolist()
@@ -119,10 +119,10 @@ def per_input_row(outcome: RunOutput, encoded: Sequence[Encoded], rows: int) -> 
 
 def full_macs(network: Network, encoded: Sequence[Encoded], outcome: RunOutput | None = None) -> Array:
     """What the full model, with nothing cut off, would spend on each row; for the same words, where words are said."""
-    if outcome is not None and outcome.full is not None:
-        return outcome.full
+    if outcome is not None and outcome.full_macs is not None:
+        return outcome.full_macs
     lengths = torch.tensor([len(e.ids) for e in encoded])
-    return np.asarray(cost.full(network.uncut, network.depth, lengths).numpy())
+    return np.asarray(cost.full(network.unpruned, network.depth, lengths).numpy())
 
 
 def score_policy(

@@ -23,7 +23,7 @@ from offramp import __version__, backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.inference import format1
 from offramp.methods import Method
-from offramp.nn.network import Network, network
+from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hf_logging import quiet
@@ -120,7 +120,7 @@ def build_network(
     hf: PreTrainedModel, task: Task, method: Method, options: Any, fresh: frozenset[str] = frozenset()
 ) -> Network:
     """A network with the method's modules in it; `fresh` names parameters of `hf` that were never trained."""
-    net = replace(network(hf, task), fresh=fresh)
+    net = replace(bare_network(hf, task), newly_initialized=fresh)
     methods.check_serves(method, task)
     for name, module in method.modules(net, options).items():
         net.added[name] = module

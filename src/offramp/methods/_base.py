@@ -18,9 +18,9 @@ from torch import nn
 from offramp.core.policy import PairPolicy, Policy
 from offramp.nn.exit_policies import ThresholdSettings, WeightedOptions, exit_modules
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Integer, Product, Space, Threshold
+from offramp.nn.setting_space import IntegerSpace, ProductSpace, Space, ThresholdSpace
 from offramp.tasks import Task
-from offramp.training.objectives import Objective, joint, weighted
+from offramp.training.objectives import Objective, joint_stages, weighted_objective
 from offramp.training.stage import Stage
 from offramp.utils.merged_dataclass import merge
 
@@ -68,7 +68,7 @@ class Method(ABC):
     @property
     def replays(self) -> bool:
         """Whether settings never change later states, so that one recording gives the outcome of each setting."""
-        return isinstance(self.space, Threshold | Integer) and self.space.replay
+        return isinstance(self.space, ThresholdSpace | IntegerSpace) and self.space.replay
 
     def serves(self, task: Task | type[Task]) -> bool:
         """Return whether a task provides what this method needs."""
@@ -91,10 +91,10 @@ class DepthMethod(Method):
 
     def objective(self, options: Any) -> Objective:
         """Return the loss of all exits as a function of a network, its states after every layer and a batch."""
-        return weighted(options)
+        return weighted_objective(options)
 
     def stages(self, network: Network, options: Any) -> list[Stage]:
-        return joint(network, options)
+        return joint_stages(network, options)
 
 
 class LengthMethod(Method):
@@ -120,7 +120,7 @@ class PairMethod(Method):
             "PairOptions", (length.name, length.options), (depth.name, depth.options), shared=True
         )
         self.settings, self.options = self.merged_settings.kind, self.merged_options.kind
-        self.space = Product(length.space, depth.space)
+        self.space = ProductSpace(length.space, depth.space)
         self.needs = length.needs | depth.needs
         self.hf_equal = length.hf_equal and depth.hf_equal
 

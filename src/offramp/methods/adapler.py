@@ -35,16 +35,16 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
-from offramp.nn.artifacts import kept
+from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.nn.token_scorers import Selector, contributions
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.nn.token_scorers import TokenScorer, token_shares
 from offramp.training import saliency
-from offramp.training.forward import Soft, Trace, trace
-from offramp.training.losses import last_exit
-from offramp.training.objectives import Dropping, Objective
-from offramp.training.stage import Backward, Groups, Stage, fastest, ranking
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
+from offramp.training.losses import last_exit_loss
+from offramp.training.objectives import DroppingStage, Objective
+from offramp.training.stage import Backward, ParameterGroups, Stage, cheapest_epoch, rank_epochs
 
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 MOST = 1000.0  # times the learned thresholds: nobody is left long before
@@ -117,9 +117,9 @@ class AdapLeRPolicy(Policy):
         if self.scale == 0.0:
             return None
         packed = s.packed
-        share = contributions(s.predictor(), packed)
+        share = token_shares(s.predictor(), packed)
         count = packed.lengths.to(share.device)[packed.row_of_token]
-        return (share * count >= self.scale * self.eta[layer - 1]) | rows.first(packed)
+        return (share * count >= self.scale * self.eta[layer - 1]) | rows.first_tokens(packed)
 
 
 @dataclass
@@ -135,37 +135,37 @@ class Fading:
     before: list[Tensor] = field(default_factory=list)  # the mask that each layer's predictor found
     lengths: list[Tensor] = field(default_factory=list)  # [rows] tokens left in each layer
 
-    def enter(self, layer: int, made: Trace) -> Tensor:
+    def enter(self, layer: int, made: LayerStates) -> Tensor:
         """The attention mask of a layer, called once a layer and in order."""  # [tokens]
-        packed = made.at(layer - 1)
+        packed = made.after(layer - 1)
         if layer == 1:
             self.mask = torch.zeros(packed.total, device=packed.device)
-        first = rows.first(packed)
+        first = rows.first_tokens(packed)
         logits = self.network.predictor(layer, packed) + self.mask
         if layer > 1:
             logits = logits + first * self.dummy[layer - 2].log()
-        share = rows.log_softmax(logits, packed)
+        share = rows.log_softmax_by_row(logits, packed)
         present = self.mask.exp()
-        limit = (self.eta[layer - 1] / rows.total(present, packed))[packed.row_of_token]
+        limit = (self.eta[layer - 1] / rows.sum_by_row(present, packed))[packed.row_of_token]
         edit = fade(share.exp(), limit, self.sharpness) * present
         self.shares.append(share)
         self.before.append(self.mask)
         self.mask = self.mask + edit.masked_fill(first, 0.0)
         made.present[layer] = self.mask.exp()
-        self.lengths.append(rows.total(made.present[layer], packed))
+        self.lengths.append(rows.sum_by_row(made.present[layer], packed))
         return self.mask
 
-    def gate(self, layer: int, made: Trace) -> Tensor | None:
+    def gate(self, layer: int, made: LayerStates) -> Tensor | None:
         """Where every token has an answer, those that left keep their state."""
         self.enter(layer, made)
         return made.present[layer] if self.network.per_token else None
 
     def predictor_loss(self, saliency: Tensor, theta: Tensor, packed: Packed) -> Tensor:
         """Σ (L − l)·KL(saliency of the tokens left ‖ predicted shares), averaged over rows."""
-        raw, first, losses = saliency.clamp(min=1e-20).log(), rows.first(packed), []
+        raw, first, losses = saliency.clamp(min=1e-20).log(), rows.first_tokens(packed), []
         for layer, (share, mask) in enumerate(zip(self.shares, self.before, strict=True)):
             wanted = raw + mask.detach() + (first * theta[layer - 1].log() if layer else 0.0)
-            wanted = rows.log_softmax(wanted, packed)
+            wanted = rows.log_softmax_by_row(wanted, packed)
             losses.append((len(self.shares) - layer) * (wanted.exp() * (wanted - share)).sum() / packed.count)
         return torch.stack(losses).sum()
 
@@ -188,17 +188,19 @@ class FineTune(Stage):
     def prepare(self, data: Data, folder: Path) -> None:
         self.data, self.folder = data, folder
         if self.options.start == "pretrained":
-            kept(folder / PRETRAINED, lambda: {n: t.detach().clone() for n, t in self.network.hf.state_dict().items()})
+            load_or_compute(
+                folder / PRETRAINED, lambda: {n: t.detach().clone() for n, t in self.network.hf.state_dict().items()}
+            )
 
     def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
         assert self.data is not None and self.folder is not None
-        best = {self._file(epoch) for epoch in ranking(self.network, history)[: self.options.best]}
+        best = {self._file(epoch) for epoch in rank_epochs(self.network, history)[: self.options.best]}
         for old in set(self.folder.glob("saliency-*.safetensors")) - best:
             old.unlink(missing_ok=True)
         here = self._file(len(history) - 1)
         if here in best:
             here.unlink(missing_ok=True)  # of an attempt that was killed here
-            saliency.table(self.network, self.data, here, saliency.saliency)
+            saliency.token_table(self.network, self.data, here, saliency.saliency)
 
     def _file(self, epoch: int) -> Path:
         assert self.folder is not None
@@ -220,16 +222,16 @@ class LengthTraining(Stage):
 
     options: AdapLeROptions = field(kw_only=True)
     first: FineTune | None = None
-    objective: Objective = last_exit
-    taught: saliency.Table | None = None
+    objective: Objective = last_exit_loss
+    taught: saliency.TokenTable | None = None
     sharpness: float = SHARP[0]
 
-    compares: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         own = list(cuts(self.network).parameters())
         mine, (groups,) = {id(p) for p in own}, super().optimisers(self.options.length_lr or lr)
         body = [{**group, "params": [p for p in group["params"] if id(p) not in mine]} for group in groups]
@@ -242,12 +244,12 @@ class LengthTraining(Stage):
             raise OfframpError(asked, given, "leave --init out, or use --set start=fine-tuned")
         averaged = self.first.averaged() if self.first else None
         if averaged is not None and not path.is_file():
-            saliency.write(path, averaged)
-        self.taught = saliency.table(self.network, data, path, saliency.saliency)
+            saliency.write_token_table(path, averaged)
+        self.taught = saliency.token_table(self.network, data, path, saliency.saliency)
         if self.options.start == "pretrained" and before is not None:
             self.network.hf.load_state_dict(load_file(before / PRETRAINED))
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         self.sharpness = SHARP[0] * (SHARP[1] / SHARP[0]) ** min(1.0, share / 0.8)
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
@@ -258,32 +260,34 @@ class LengthTraining(Stage):
             own.theta.clamp_(min=1e-3)
         eta, dummy = own.eta.detach().clone().requires_grad_(), torch.ones_like(own.theta).requires_grad_()
         fading = Fading(net, eta, dummy, self.sharpness)
-        made = trace(net.encoder, batch.packed, Soft(gate=fading.gate, key_bias=lambda *_: fading.mask))
+        made = forward_all_layers(
+            net.encoder, batch.packed, ForwardHooks(gate=fading.gate, key_bias=lambda *_: fading.mask)
+        )
         loss = self.objective(net, made, batch)
         length = torch.stack(fading.lengths).sum(0).mean()
         aim = loss + self.options.phi * length  # where there is one layer only, nobody is amplified: materialize
         for_eta, for_dummy = torch.autograd.grad(aim, (eta, dummy), retain_graph=True, materialize_grads=True)
         carried = (own.eta * for_eta).sum() + (own.theta * for_dummy / (own.theta.detach() + 1e-7)).sum()
-        shape = fading.predictor_loss(self.taught.of(batch), own.theta.detach(), batch.packed)
+        shape = fading.predictor_loss(self.taught.for_batch(batch), own.theta.detach(), batch.packed)
         backward(loss + self.options.gamma * shape + carried)
         return {"loss": loss.detach(), "length": length.detach(), "predictors": shape.detach()}
 
     def policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(scale=1.0))
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
-        return fastest(self.network, history, self.reference, self.options.slack)
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
+        return cheapest_epoch(self.network, history, self.reference, self.options.slack)
 
 
 @dataclass
-class Settle(Dropping):
+class Settle(DroppingStage):
     """Phase 4, ours: a scale for every batch, so that the whole curve is learned."""
 
     reach: float = field(kw_only=True)
 
-    resting: ClassVar[tuple[str, ...]] = ("added.predictors.", "added.cuts.")
+    frozen_prefixes: ClassVar[tuple[str, ...]] = ("added.predictors.", "added.cuts.")
 
-    def drawn(self) -> Policy:
+    def training_policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(self.reach * float(torch.rand(()))))
 
     def policy(self) -> Policy:
@@ -296,12 +300,12 @@ class AdapLeR(LengthMethod):
     name = "adapler"
     settings = AdapLeRSettings
     options = AdapLeROptions
-    space = Threshold("scale", loosest=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
+    space = ThresholdSpace("scale", full_value=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
     needs = frozenset({"example_error"})  # answers of its own, not a vocabulary
 
     def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
         """A contribution predictor before every layer, and the thresholds."""
-        predictors = {str(layer): Selector(network.encoder.hidden) for layer in range(1, network.depth + 1)}
+        predictors = {str(layer): TokenScorer(network.encoder.hidden) for layer in range(1, network.depth + 1)}
         return nn.ModuleDict({"predictors": nn.ModuleDict(predictors), "cuts": Cuts(network.depth)})
 
     def policy(self, network: Network, settings: AdapLeRSettings) -> Policy:
@@ -309,8 +313,8 @@ class AdapLeR(LengthMethod):
 
     def stages(self, network: Network, options: AdapLeROptions, objective: Objective | None = None) -> list[Stage]:
         """Fine-tune (keeping saliency), then length training, in which `objective` may replace the loss."""
-        rate, aim = options.head_lr, objective or last_exit
-        first = FineTune(network, "fine-tune", rate, shared=True, options=options)
+        rate, aim = options.head_lr, objective or last_exit_loss
+        first = FineTune(network, "fine-tune", rate, fine_tuning=True, options=options)
         length = LengthTraining(network, "length", rate, options=options, first=first, objective=aim)
         last = Settle(network, "settle", rate, objective=aim, reach=options.reach)
         return [first, length, *([last] if options.settle else [])]

@@ -34,13 +34,13 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
 from offramp.nn.batches import Batch
-from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pooled
+from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pool_states
 from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.forward import Soft, Trace
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.forward import ForwardHooks, LayerStates
 from offramp.training.losses import exit_loss
-from offramp.training.objectives import Joint
+from offramp.training.objectives import JointStage
 from offramp.training.stage import Stage
 
 
@@ -51,7 +51,7 @@ class ALBERTaSettings:
     gamma: float = 0.0
     hard: bool = False  # executed layers at full strength instead of p: not what was trained
 
-    most: ClassVar[float] = 1.0
+    largest_threshold: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gamma <= 1.0:
@@ -101,7 +101,7 @@ class StructurePredictor(nn.Module):
 
     def forward(self, layer: int, packed: Packed) -> Tensor:
         """What each gated layer is worth to each row, 0…1."""  # [rows, gated layers]
-        logits = self.last(torch.tanh(self.first(self.norm(pooled(packed, self.pool)))))
+        logits = self.last(torch.tanh(self.first(self.norm(pool_states(packed, self.pool)))))
         probs: Tensor = logits.float().softmax(-1)
         return revpc(probs) if self.revpc else probs
 
@@ -152,20 +152,20 @@ class ALBERTaPolicy(UncertaintyPolicy):
 
 
 @dataclass
-class Gated(Joint):
+class Gated(JointStage):
     """Everything learns together through the gates. A growing penalty asks for its last epoch."""
 
     penalty: float = 0.0
     weight: float = 0.0  # of the penalty at this step
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         self.weight = self.penalty * share
 
     def policy(self) -> Policy:
         return ALBERTaPolicy(self.network, ALBERTaSettings())
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
-        return len(history) - 1 if self.penalty > 0.0 else super().select(history)
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
+        return len(history) - 1 if self.penalty > 0.0 else super().best_epoch(history)
 
 
 def _runs(needs: Tensor, options: ALBERTaOptions) -> Tensor:
@@ -181,9 +181,9 @@ def _runs(needs: Tensor, options: ALBERTaOptions) -> Tensor:
     return torch.where(torch.rand(len(needs), 1, device=needs.device) < options.explore, any_.to(needs.device), own)
 
 
-def _ended(net: Network, made: Trace, prefix: int) -> Tensor:
+def _ended(net: Network, made: LayerStates, prefix: int) -> Tensor:
     """Every row's answer by the exit of the depth it was cut to."""  # [rows, outputs]
-    whole, depth = made.at(net.depth), prefix + made.packed.rows["runs"].sum(-1)
+    whole, depth = made.after(net.depth), prefix + made.packed.rows["runs"].sum(-1)
     groups = [(d, (depth == d)) for d in depth.unique().tolist()]
     said = torch.cat([net(d, whole.keep_rows(here)).float() for d, here in groups])
     return said[torch.cat([here.nonzero().squeeze(1) for _, here in groups]).argsort()]
@@ -195,7 +195,7 @@ class ALBERTa(Method):
     name = "alberta"
     settings = ALBERTaSettings
     options = ALBERTaOptions
-    space = Threshold("gamma", loosest=0.0, unit="need", each=False)
+    space = ThresholdSpace("gamma", full_value=0.0, unit="need", per_exit=False)
     hf_equal = False
 
     def modules(self, network: Network, options: ALBERTaOptions) -> nn.ModuleDict:
@@ -204,7 +204,7 @@ class ALBERTa(Method):
             fix = f"use 0 to {network.depth - 2} for this model: two layers at least must be left to choose from"
             raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
         exits: dict[str, nn.Module] = {
-            str(layer): SharedExitHead(network.last.apply, network.last.cost)
+            str(layer): SharedExitHead(network.model_head.apply, network.model_head.cost)
             for layer in range(options.prefix, network.depth)
         }
         if options.head != "own" and not network.per_token:
@@ -219,25 +219,30 @@ class ALBERTa(Method):
     def stages(self, network: Network, options: ALBERTaOptions) -> list[Stage]:
         """One: the task's loss through soft gates."""
 
-        def gate(layer: int, made: Trace) -> Tensor | None:
+        def gate(layer: int, made: LayerStates) -> Tensor | None:
             if layer <= options.prefix:
                 return None
             if layer == options.prefix + 1:
-                needs = network.exit_unit(options.prefix, made.at(options.prefix))
+                needs = network.exit_unit(options.prefix, made.after(options.prefix))
                 made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
             needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
             # a layer that was cut is a copy, yet learns what running it would have done (straight through)
             return torch.where(runs, needs, needs - needs.detach())[made.packed.row_of_token]
 
-        def objective(net: Network, made: Trace, batch: Batch) -> Tensor:
+        def objective(net: Network, made: LayerStates, batch: Batch) -> Tensor:
             if options.head == "own" or net.per_token:
-                loss = exit_loss(net, net.depth, made.at(net.depth), batch)
+                loss = exit_loss(net, net.depth, made.after(net.depth), batch)
             else:
                 said = _ended(net, made, options.prefix)
                 loss = net.task.loss(said, batch.targets, batch.packed.lengths.to(net.device))
             return loss + stage.weight * made.packed.rows["needs"].mean()
 
         stage = Gated(
-            network, "gated", options.head_lr, objective=objective, soft=Soft(gate=gate), penalty=options.penalty
+            network,
+            "gated",
+            options.head_lr,
+            objective=objective,
+            hooks=ForwardHooks(gate=gate),
+            penalty=options.penalty,
         )
         return [stage]

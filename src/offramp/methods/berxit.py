@@ -28,9 +28,9 @@ from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool
 from offramp.nn.exit_policies import ThresholdPolicy, ThresholdSettings, WeightedOptions, build_exit_heads
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.forward import Trace
-from offramp.training.objectives import Alternating, Objective, after, soft, weighted_exits
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.forward import LayerStates
+from offramp.training.objectives import AlternatingStage, Objective, after_fine_tuning, joint_hooks, weighted_exit_loss
 from offramp.training.stage import Stage
 
 
@@ -65,13 +65,13 @@ class BERxiTPolicy(ThresholdPolicy):
         return s.exit_unit()
 
 
-def _unit_loss(net: Network, made: Trace, batch: Batch) -> Tensor:
+def _unit_loss(net: Network, made: LayerStates, batch: Batch) -> Tensor:
     """Squared error of the unit against how wrong each off-ramp is, averaged over off-ramps and rows."""
     lengths, errors = batch.packed.lengths.to(net.device), []
     for layer in sorted(net.exit_heads):
         with torch.no_grad():
-            wrong = net.task.example_error(net(layer, made.at(layer)), batch.targets, lengths)
-        states = made.at(layer)
+            wrong = net.task.example_error(net(layer, made.after(layer)), batch.targets, lengths)
+        states = made.after(layer)
         errors.append((net.exit_unit(layer, states.with_states(states.states.detach())) - wrong).square().mean())
     return torch.stack(errors).mean()
 
@@ -81,7 +81,7 @@ class BERxiT(DepthMethod):
 
     name = "berxit"
     options = BERxiTOptions
-    space = Threshold("threshold", loosest=0.0, unit="uncertainty")
+    space = ThresholdSpace("threshold", full_value=0.0, unit="uncertainty")
     needs = frozenset({"example_error"})
 
     def modules(self, network: Network, options: BERxiTOptions) -> nn.ModuleDict:
@@ -95,15 +95,15 @@ class BERxiT(DepthMethod):
     def objective(self, options: BERxiTOptions) -> Objective:
         """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
 
-        def learn(net: Network, made: Trace, batch: Batch) -> Tensor:
+        def learn(net: Network, made: LayerStates, batch: Batch) -> Tensor:
             exits = len(net.exit_heads) + 1
-            return exits * weighted_exits(net, options, made, batch) + _unit_loss(net, made, batch)
+            return exits * weighted_exit_loss(net, options, made, batch) + _unit_loss(net, made, batch)
 
         return learn
 
     def stages(self, network: Network, options: BERxiTOptions) -> list[Stage]:
         """Alternating training; the backbone alone before that if asked."""
-        stage = Alternating(
-            network, "alternating", options.head_lr, objective=self.objective(options), soft=soft(options)
+        stage = AlternatingStage(
+            network, "alternating", options.head_lr, objective=self.objective(options), hooks=joint_hooks(options)
         )
-        return after(options, stage)
+        return after_fine_tuning(options, stage)

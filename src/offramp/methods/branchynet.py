@@ -13,7 +13,7 @@ from offramp.core.policy import Policy
 from offramp.methods._base import DepthMethod
 from offramp.nn.exit_policies import EntropyPolicy, EntropySettings
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
+from offramp.nn.setting_space import ThresholdSpace
 
 
 class BranchyNet(DepthMethod):
@@ -21,7 +21,7 @@ class BranchyNet(DepthMethod):
 
     name = "branchynet"
     settings = EntropySettings
-    space = Threshold("threshold", loosest=0.0, unit="nats")
+    space = ThresholdSpace("threshold", full_value=0.0, unit="nats")
 
     def policy(self, network: Network, settings: EntropySettings) -> Policy:
         return EntropyPolicy(network, settings)

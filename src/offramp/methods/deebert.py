@@ -14,8 +14,8 @@ from offramp.core.policy import Policy
 from offramp.methods._base import DepthMethod
 from offramp.nn.exit_policies import EntropyPolicy, EntropySettings, ExitOptions
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import ExitHeadStage, Objective, beside, sum_of_exit_losses
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.objectives import ExitHeadStage, Objective, detached_exits_objective, sum_of_exit_losses
 from offramp.training.stage import Stage
 
 
@@ -25,17 +25,17 @@ class DeeBERT(DepthMethod):
     name = "deebert"
     settings = EntropySettings
     options = ExitOptions
-    space = Threshold("threshold", loosest=0.0, unit="nats")
+    space = ThresholdSpace("threshold", full_value=0.0, unit="nats")
 
     def policy(self, network: Network, settings: EntropySettings) -> Policy:
         return EntropyPolicy(network, settings)
 
     def objective(self, options: ExitOptions) -> Objective:
-        return beside(sum_of_exit_losses)(options)
+        return detached_exits_objective(sum_of_exit_losses)(options)
 
     def stages(self, network: Network, options: ExitOptions) -> list[Stage]:
         """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
         return [
-            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),
         ]

@@ -22,10 +22,16 @@ from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.methods._base import DepthMethod
-from offramp.nn.exit_policies import ExitOptions, NormalisedEntropyPolicy, ThresholdSettings, built, exit_modules
+from offramp.nn.exit_policies import (
+    ExitOptions,
+    NormalisedEntropyPolicy,
+    ThresholdSettings,
+    build_exit_heads_from,
+    exit_modules,
+)
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.objectives import ExitHeadStage, Objective, beside, distillation
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.objectives import ExitHeadStage, Objective, detached_exits_objective, self_distillation
 from offramp.training.stage import Stage
 
 WIDTH, HEADS = 128, 2
@@ -66,25 +72,27 @@ class FastBERT(DepthMethod):
 
     name = "fastbert"
     options = FastBERTOptions
-    space = Threshold("threshold", loosest=0.0, unit="normalised")
+    space = ThresholdSpace("threshold", full_value=0.0, unit="normalised")
 
     def modules(self, network: Network, options: FastBERTOptions) -> nn.ModuleDict:
         """An off-ramp per layer."""
         if options.heads == "light":
             return exit_modules(network, options)
         hidden, outputs = network.encoder.hidden, network.task.outputs
-        heavy = built(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
+        heavy = build_exit_heads_from(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
         return nn.ModuleDict({"exit_heads": heavy})
 
     def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
         return NormalisedEntropyPolicy(network, settings)
 
     def objective(self, options: FastBERTOptions) -> Objective:
-        return beside(distillation)(options)
+        return detached_exits_objective(self_distillation)(options)
 
     def stages(self, network: Network, options: FastBERTOptions) -> list[Stage]:
         """Two: fine-tune, then self-distillation."""
         return [
-            Stage(network, "fine-tune", options.head_lr, shared=True),
-            ExitHeadStage(network, "self-distillation", options.head_lr, labels=False, objective=distillation),
+            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
+            ExitHeadStage(
+                network, "self-distillation", options.head_lr, needs_labels=False, objective=self_distillation
+            ),
         ]

@@ -14,7 +14,7 @@ from offramp.core.policy import Policy
 from offramp.decoding.training import plain_stages
 from offramp.methods._base import Method, NoSettings
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Fixed
+from offramp.nn.setting_space import FixedSpace
 from offramp.training.stage import Stage
 
 
@@ -31,7 +31,7 @@ class Full(Method):
     name = "full"
     settings = NoSettings
     options = FullOptions
-    space = Fixed()
+    space = FixedSpace()
     decodes = True
 
     def modules(self, network: Network, options: FullOptions) -> nn.ModuleDict:

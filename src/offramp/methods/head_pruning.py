@@ -25,10 +25,10 @@ from offramp.backbones import Narrowing
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method, NoSettings
-from offramp.nn.batches import Data, batch
+from offramp.nn.batches import Data, build_batch
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Fixed
-from offramp.training.forward import trace
+from offramp.nn.setting_space import FixedSpace
+from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Stage
 
@@ -86,8 +86,10 @@ def importance(network: Network, data: Data, rows: int) -> tuple[Tensor, Tensor]
     weights = [linear.weight.requires_grad_(True) for layer in layers for linear in layer.outputs()]
     heads, neurons = torch.zeros(len(layers), layers[0].heads), torch.zeros(len(layers), weights[1].shape[1])
     for row in range(0, len(data.encoded), -(-len(data.encoded) // rows)):  # evenly spread: files may be sorted
-        made = batch(network.task, data, [row], seed=0).to(network.device)
-        loss = exit_loss(network, network.depth, trace(network.encoder, made.packed).at(network.depth), made)
+        made = build_batch(network.task, data, [row], seed=0).to(network.device)
+        loss = exit_loss(
+            network, network.depth, forward_all_layers(network.encoder, made.packed).after(network.depth), made
+        )
         grads = torch.autograd.grad(loss, weights)
         scaled = [(weight * grad).sum(0).detach().cpu() for weight, grad in zip(weights, grads, strict=True)]
         heads += torch.stack([by_column.view(heads.shape[1], -1).sum(1) for by_column in scaled[0::2]]).abs()
@@ -152,7 +154,7 @@ class HeadPruning(Method):
     name = "head_pruning"
     settings = NoSettings
     options = HeadPruningOptions
-    space = Fixed()
+    space = FixedSpace()
 
     def modules(self, network: Network, options: HeadPruningOptions) -> nn.ModuleDict:
         """The masks of what is left; everything, until it is pruned."""
@@ -164,7 +166,7 @@ class HeadPruning(Method):
     def stages(self, network: Network, options: HeadPruningOptions) -> list[Stage]:
         """Fine-tune, then prune and fine-tune again."""
         return [
-            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             Pruned(network, "fine-tune pruned", options.head_lr, options=options),
         ]
 

@@ -19,8 +19,8 @@ from offramp.errors import OfframpError
 from offramp.methods._base import Method
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Integer
-from offramp.training.forward import Soft, trace
+from offramp.nn.setting_space import IntegerSpace
+from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, Stage
 
@@ -78,8 +78,8 @@ class Dropping(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         depth = self.network.depth
         out = (torch.rand(depth) < self.rate).tolist()
-        made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: out[layer - 1]))
-        loss = exit_loss(self.network, depth, made.at(depth), batch)
+        made = forward_all_layers(self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: out[layer - 1]))
+        loss = exit_loss(self.network, depth, made.after(depth), batch)
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -90,7 +90,7 @@ class LayerDrop(Method):
     name = "layerdrop"
     settings = LayerDropSettings
     options = LayerDropOptions
-    space = Integer("layers", loosest=0, replay=False)
+    space = IntegerSpace("layers", full_value=0, replay=False)
 
     def modules(self, network: Network, options: LayerDropOptions) -> nn.ModuleDict:
         """Nothing is added."""

@@ -30,11 +30,11 @@ from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import LengthPolicy, LengthSettings, Trained, cliffs, constant
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Lengths
-from offramp.training.distillation import imitation
-from offramp.training.forward import Soft, Trace, trace
-from offramp.training.forward_dropping import tape
-from offramp.training.losses import exit_loss, last_exit
+from offramp.nn.setting_space import LengthSpace
+from offramp.training.distillation import distillation_loss
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
+from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.losses import exit_loss, last_exit_loss
 from offramp.training.objectives import Objective
 from offramp.training.stage import Backward, Stage
 
@@ -77,10 +77,10 @@ class LengthDrop(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         share, net = 1.0 / (self.options.sandwiches + 2), self.network
         out = self._skipped()
-        made = trace(net.encoder, batch.packed, Soft(skip=lambda layer: layer in out))
-        loss = (self.objective or last_exit)(net, made, batch) * share
+        made = forward_all_layers(net.encoder, batch.packed, ForwardHooks(skip=lambda layer: layer in out))
+        loss = (self.objective or last_exit_loss)(net, made, batch) * share
         with torch.no_grad():
-            taught = None if net.task.outputs == 0 else net(net.depth, made.at(net.depth))
+            taught = None if net.task.outputs == 0 else net(net.depth, made.after(net.depth))
         total = loss.detach()
         backward(loss)
         del made, loss  # each pass is freed before the next begins
@@ -93,18 +93,18 @@ class LengthDrop(Stage):
     def _short(self, batch: Batch, taught: Tensor | None, smallest: bool) -> Tensor:
         net, out = self.network, self._skipped()
         lengths = self._lengths(out, smallest)
-        made = tape(net, batch.packed, LengthPolicy(net, LengthSettings(lengths)), out)
+        made = forward_with_dropping(net, batch.packed, LengthPolicy(net, LengthSettings(lengths)), out)
         loss = self._distil(made, taught, batch)
         return loss if self.objective is None else loss + self.objective(net, made, batch)
 
-    def _distil(self, made: Trace, taught: Tensor | None, batch: Batch) -> Tensor:
-        net, last = self.network, made.at(self.network.depth)
+    def _distil(self, made: LayerStates, taught: Tensor | None, batch: Batch) -> Tensor:
+        net, last = self.network, made.after(self.network.depth)
         if taught is None:  # a vocabulary at every token
             return exit_loss(net, net.depth, last, batch)
         said = net(net.depth, last)
         if self.options.kl == "reverse":
-            return imitation(net, taught, said, batch.packed)
-        return imitation(net, said, taught, batch.packed)
+            return distillation_loss(net, taught, said, batch.packed)
+        return distillation_loss(net, said, taught, batch.packed)
 
     def _skipped(self) -> frozenset[int]:
         out = (torch.rand(self.network.depth) < self.options.layer_drop).tolist()
@@ -133,7 +133,7 @@ class LengthAdaptive(LengthMethod):
     name = "length_adaptive"
     settings = LengthSettings
     options = LengthAdaptiveOptions
-    space = Lengths("lengths")
+    space = LengthSpace("lengths")
 
     def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:
         """No weights: only the shortest lengths it is trained for."""
@@ -147,6 +147,6 @@ class LengthAdaptive(LengthMethod):
     ) -> list[Stage]:
         """Two: fine-tune (which `--init` replaces), then length drop, by an exit method's objective if there is one."""
         return [
-            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             LengthDrop(network, "length drop", options.head_lr, options=options, objective=objective),
         ]

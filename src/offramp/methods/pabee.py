@@ -20,9 +20,9 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import note
-from offramp.nn.confidence import agree
+from offramp.nn.confidence import same_answers
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Integer
+from offramp.nn.setting_space import IntegerSpace
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PABEEPolicy(Policy):
         columns = packed.tokens if s.heads.per_token else packed.rows
         streak = torch.zeros(packed.count, dtype=torch.int64, device=logits.device)
         if "said" in columns:
-            same = agree(self.task, columns["said"], logits, packed, self.settings.tolerance)
+            same = same_answers(self.task, columns["said"], logits, packed, self.settings.tolerance)
             streak = torch.where(same, s.packed.rows["streak"] + 1, 0)
         if s.heads.per_token:
             note(s, "said", logits)
@@ -76,7 +76,7 @@ class PABEE(DepthMethod):
 
     name = "pabee"
     settings = PABEESettings
-    space = Integer("patience", loosest=0)
+    space = IntegerSpace("patience", full_value=0)
     needs = frozenset()
 
     def policy(self, network: Network, settings: PABEESettings) -> Policy:

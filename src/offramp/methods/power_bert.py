@@ -28,11 +28,11 @@ from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import best, check_depth, ranks
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.forward import Soft, Trace, trace
-from offramp.training.losses import last_exit
-from offramp.training.objectives import Dropping, Objective
-from offramp.training.stage import Backward, Groups, Stage
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
+from offramp.training.losses import last_exit_loss
+from offramp.training.objectives import DroppingStage, Objective
+from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class Search(Stage):
     """Ranks are weighed, and weights cost."""
 
     options: PoWERBERTOptions = field(kw_only=True)
-    objective: Objective = last_exit
+    objective: Objective = last_exit_loss
     longest: int | None = None  # tokens of the longest training row
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         own = _retention(self.network).weights
         (groups,) = super().optimisers(lr)
         rest = [{**group, "params": [p for p in group["params"] if p is not own]} for group in groups]
@@ -142,8 +142,10 @@ class Search(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         kept, net = _retention(self.network), self.network
         kept.clip()
-        soft = Soft(scores=lambda _: True, between=lambda layer, made, x: _weighed(kept, layer, made, x))
-        fit = self.objective(net, trace(net.encoder, batch.packed, soft), batch)
+        soft = ForwardHooks(
+            scores=lambda _: True, after_attention=lambda layer, made, x: _weighed(kept, layer, made, x)
+        )
+        fit = self.objective(net, forward_all_layers(net.encoder, batch.packed, soft), batch)
         grows = torch.arange(1, net.depth + 1, device=kept.weights.device)
         held = kept.weights[:, : self.longest].sum(1)  # ranks that no row has would only be clipped for
         loss = fit + self.options.penalty * (held * grows).sum()
@@ -155,21 +157,21 @@ class Search(Stage):
         _retention(self.network).settle()
         return PoWERBERTPolicy(self.network, PoWERBERTSettings())
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         """The last epoch: counts are what all the penalties led to."""
         return len(history) - 1
 
 
-def _weighed(kept: Retention, layer: int, made: Trace, x: Tensor) -> Tensor:
+def _weighed(kept: Retention, layer: int, made: LayerStates, x: Tensor) -> Tensor:
     scores = made.scores[layer]
     place = ranks(made.packed, scores.columns - scores.diagonal, first=False)
     return x * kept.weights[layer - 1][place].to(x.dtype)[:, None]
 
 
-class Retrain(Dropping):
+class Retrain(DroppingStage):
     """Fine-tuning with the counts in force."""
 
-    resting = ("added.retention.",)
+    frozen_prefixes = ("added.retention.",)
 
     def policy(self) -> Policy:
         return PoWERBERTPolicy(self.network, PoWERBERTSettings())
@@ -181,7 +183,7 @@ class PoWERBERT(LengthMethod):
     name = "power_bert"
     settings = PoWERBERTSettings
     options = PoWERBERTOptions
-    space = Threshold("scale", loosest=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
+    space = ThresholdSpace("scale", full_value=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
     needs = frozenset({"one answer a row"})
     hf_equal = False
 
@@ -195,10 +197,10 @@ class PoWERBERT(LengthMethod):
 
     def stages(self, network: Network, options: PoWERBERTOptions, objective: Objective | None = None) -> list[Stage]:
         """Three: fine-tune (which `--init` replaces), search (unless counts are given), re-train."""
-        learn, rate = objective or last_exit, options.head_lr
+        learn, rate = objective or last_exit_loss, options.head_lr
         search = [Search(network, "search", rate, options=options, objective=learn)] if not options.counts else []
         return [
-            Stage(network, "fine-tune", rate, shared=True),
+            Stage(network, "fine-tune", rate, fine_tuning=True),
             *search,
             Retrain(network, "re-train", rate, objective=learn),
         ]

@@ -23,10 +23,10 @@ from offramp.methods._base import DepthMethod
 from offramp.nn.batches import Batch
 from offramp.nn.exit_policies import JointOptions, LeastConfidencePolicy, ThresholdSettings
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.training.forward import Trace
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.forward import LayerStates
 from offramp.training.losses import exit_losses
-from offramp.training.objectives import Joint, Objective, after, soft
+from offramp.training.objectives import JointStage, Objective, after_fine_tuning, joint_hooks
 from offramp.training.stage import Stage
 
 
@@ -41,24 +41,24 @@ class ShallowDeepSettings(ThresholdSettings):
         if not 0.0 <= self.confidence <= 1.0:
             raise OfframpError("a confidence, a probability", f"confidence={self.confidence}", "use e.g. 0.9")
 
-    def limit(self, place: int) -> float:
-        return 1.0 - self.confidence if self.confidence > 0.0 else super().limit(place)
+    def threshold_of(self, place: int) -> float:
+        return 1.0 - self.confidence if self.confidence > 0.0 else super().threshold_of(place)
 
 
 @dataclass
-class Scheduled(Joint):
+class Scheduled(JointStage):
     """Joint training whose exit weights grow from step to step."""
 
     progress: float = 0.0
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         self.progress = share
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         return len(history) - 1  # dev rows see the last exit alone, and off-ramps hardly learn before the end
 
 
-def grown(progress: float, net: Network, made: Trace, batch: Batch) -> Tensor:
+def grown(progress: float, net: Network, made: LayerStates, batch: Batch) -> Tensor:
     """All exits, weighted as they are at this point of training."""
     layers = sorted(net.exit_heads)
     share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
@@ -73,7 +73,7 @@ class ShallowDeep(DepthMethod):
     name = "shallow_deep"
     settings = ShallowDeepSettings
     options = JointOptions
-    space = Threshold("threshold", loosest=0.0, unit="1 - confidence")
+    space = ThresholdSpace("threshold", full_value=0.0, unit="1 - confidence")
 
     def policy(self, network: Network, settings: ShallowDeepSettings) -> Policy:
         return LeastConfidencePolicy(network, settings)
@@ -89,6 +89,6 @@ class ShallowDeep(DepthMethod):
             "joint",
             options.head_lr,
             objective=lambda *given: grown(stage.progress, *given),
-            soft=soft(options),
+            hooks=joint_hooks(options),
         )
-        return after(options, stage)
+        return after_fine_tuning(options, stage)

@@ -21,9 +21,9 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import live
-from offramp.nn.confidence import token_uncertainty, whole_words
+from offramp.nn.confidence import normalised_entropy, tokens_of_certain_words
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
+from offramp.nn.setting_space import ThresholdSpace
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class TokenExitPolicy(Policy):
     def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
         """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
         words = packed.tokens["scored"]
-        uncertainty = token_uncertainty(logits)
+        uncertainty = normalised_entropy(logits)
         if "left" in packed.tokens:
             uncertainty = torch.where(packed.tokens["left"] >= 0, 0.0, uncertainty)
         sure = _widest(uncertainty[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
-        return whole_words(sure, packed)
+        return tokens_of_certain_words(sure, packed)
 
 
 def _widest(uncertainty: Tensor, row: Tensor, window: int) -> Tensor:
@@ -86,7 +86,7 @@ class TokenExit(DepthMethod):
 
     name = "token_exit"
     settings = TokenExitSettings
-    space = Threshold("threshold", loosest=0.0, unit="normalised", replay=False)
+    space = ThresholdSpace("threshold", full_value=0.0, unit="normalised", replay=False)
     needs = frozenset({"words"})
 
     def policy(self, network: Network, settings: TokenExitSettings) -> Policy:

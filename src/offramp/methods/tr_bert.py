@@ -36,13 +36,13 @@ from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
-from offramp.nn.token_scorers import Selector
+from offramp.nn.setting_space import ThresholdSpace
+from offramp.nn.token_scorers import TokenScorer
 from offramp.training import saliency
-from offramp.training.distillation import Teacher, imitation_rows, teacher
-from offramp.training.forward import Soft, Trace, trace
+from offramp.training.distillation import TeacherLogits, distillation_loss_by_row, teacher_logits
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
 from offramp.training.objectives import Objective
-from offramp.training.stage import Backward, Groups, Stage, fastest
+from offramp.training.stage import Backward, ParameterGroups, Stage, cheapest_epoch
 
 TEMPERATURE = 20.0  # of run-time probabilities; at 0.5 it changes nothing
 GRID = (0.9, 0.7, 0.6, 0.55, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02)
@@ -103,7 +103,7 @@ class TRBERTPolicy(Policy):
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
             return None
-        return ((s.predictor() / TEMPERATURE).sigmoid() >= self.threshold) | rows.first(s.packed)
+        return ((s.predictor() / TEMPERATURE).sigmoid() >= self.threshold) | rows.first_tokens(s.packed)
 
 
 def worth(network: Network, some: Batch) -> Tensor:
@@ -113,8 +113,8 @@ def worth(network: Network, some: Batch) -> Tensor:
         leaf = network.encoder.embed(some.packed)
     leaf.requires_grad_()  # no gradient is asked of it, but states need a graph where all parameters are frozen
     with torch.enable_grad():
-        made = trace(replace(network.encoder, embed=lambda _: leaf), some.packed)
-        logits = network(depth, made.at(depth))
+        made = forward_all_layers(replace(network.encoder, embed=lambda _: leaf), some.packed)
+        logits = network(depth, made.after(depth))
         loss = network.task.loss(logits, some.targets, some.packed.lengths.to(logits.device), "rows").sum()
     high = made.states[min(depth, 2 * depth // 3 + 1)]
     (grad,) = torch.autograd.grad(loss, high)
@@ -144,7 +144,7 @@ class Rollout(Policy):
         places = points(s.depth)
         if layer not in places:
             return None
-        packed, first = s.packed, rows.first(s.packed)
+        packed, first = s.packed, rows.first_tokens(s.packed)
         with torch.enable_grad():  # the model may be frozen, its selectors are not
             logits = self.network.predictor(layer, packed)
         chance = logits.detach().sigmoid()
@@ -155,15 +155,15 @@ class Rollout(Policy):
         with torch.enable_grad():
             each = F.binary_cross_entropy_with_logits(logits, keep.float(), reduction="none").masked_fill(first, 0.0)
             count = (packed.lengths.to(each.device) - 1).clamp(min=1)
-            self.surprise.append(rows.total(each, packed) / count)  # no row leaves, so rows keep their order
+            self.surprise.append(rows.sum_by_row(each, packed) / count)  # no row leaves, so rows keep their order
         self.stayed.append(packed.tokens["origin"][keep])
         return keep
 
     def _guide(self, keep: Tensor, chance: Tensor, packed: Packed, place: int) -> Tensor:
         """The first rows keep as many tokens as the policy expects, but those the heuristic ranks highest."""
         assert self.worth is not None
-        wanted = rows.total(chance, packed).round()[packed.row_of_token]
-        best = rows.ranks(self.worth[packed.tokens["origin"], place], packed) < wanted
+        wanted = rows.sum_by_row(chance, packed).round()[packed.row_of_token]
+        best = rows.rank_by_row(self.worth[packed.tokens["origin"], place], packed) < wanted
         return torch.where(packed.row_of_token < self.guided, best, keep)
 
     def kept(self, packed: Packed) -> Tensor:
@@ -179,7 +179,7 @@ class Rollout(Policy):
         return (advantage * torch.stack(self.surprise).mean(0)).mean()
 
 
-def hard(rolled: Rollout, packed: Packed, network: Network) -> Soft:
+def hard(rolled: Rollout, packed: Packed, network: Network) -> ForwardHooks:
     """The last block's choices as masks of a differentiable pass over the rows themselves."""
     places, offset = points(network.depth), int(rolled.stayed[0].max()) // packed.total * packed.total
     there = torch.ones(packed.total, device=packed.device)
@@ -190,11 +190,11 @@ def hard(rolled: Rollout, packed: Packed, network: Network) -> Soft:
             there = torch.zeros_like(there).index_fill(0, own[own >= 0], 1.0)
         present[layer] = there
 
-    def gate(layer: int, made: Trace) -> Tensor | None:
+    def gate(layer: int, made: LayerStates) -> Tensor | None:
         made.present[layer] = present[layer]
         return present[layer] if network.per_token else None
 
-    return Soft(gate=gate, key_bias=lambda layer, _: (1.0 - present[layer]) * GONE)
+    return ForwardHooks(gate=gate, key_bias=lambda layer, _: (1.0 - present[layer]) * GONE)
 
 
 @dataclass
@@ -202,34 +202,34 @@ class Reinforced(Stage):
     """Only selectors learn, from the rewards of random choices; the model is frozen."""
 
     options: TRBERTOptions = field(kw_only=True)
-    guides: saliency.Table | None = None
+    guides: saliency.TokenTable | None = None
     guided: bool = True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.predictors.")]
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         return [[{"params": [p for _, p in self.trainable()], "lr": self.head_lr}]]  # smaller than lr, if so asked
 
-    def mode(self) -> None:
+    def set_train_mode(self) -> None:
         self.network.train(backbone=False, added=True)
 
     def prepare(self, data: Data, folder: Path) -> None:
-        self.guides = saliency.table(self.network, data, folder / "worth.safetensors", worth)
+        self.guides = saliency.token_table(self.network, data, folder / "worth.safetensors", worth)
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         self.guided = share < self.options.guide
 
     def policy(self) -> Policy:
         return TRBERTPolicy(self.network, TRBERTSettings(threshold=0.5))
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         return len(history) - 1  # the metric alone would choose whoever keeps most
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         assert self.guides is not None, "prepare comes first"
         net, count = self.network, self.options.samples
-        rolled = Rollout(net, self.guides.of(batch).repeat(count, 1), batch.packed.count if self.guided else 0)
+        rolled = Rollout(net, self.guides.for_batch(batch).repeat(count, 1), batch.packed.count if self.guided else 0)
         many = tiled(batch.packed, count)
         with torch.no_grad():
             said = run(engines.make("torch", net.encoder), net, rolled, many)
@@ -246,21 +246,21 @@ class Everything(Stage):
 
     options: TRBERTOptions = field(kw_only=True)
     objective: Objective | None = None
-    taught: Teacher | None = None
+    taught: TeacherLogits | None = None
 
-    compares: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
     def prepare(self, data: Data, folder: Path) -> None:
-        self.taught = teacher(self.network, data, folder)
+        self.taught = teacher_logits(self.network, data, folder)
 
     def policy(self) -> Policy:
         return TRBERTPolicy(self.network, TRBERTSettings(threshold=0.5))
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
-        return fastest(self.network, history, self.reference, self.options.slack)
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
+        return cheapest_epoch(self.network, history, self.reference, self.options.slack)
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         assert self.taught is not None, "prepare comes first"
@@ -268,14 +268,14 @@ class Everything(Stage):
         rolled, many = Rollout(net), tiled(batch.packed, count)
         with torch.set_grad_enabled(self.objective is None):
             said = run(engines.make("torch", net.encoder), net, rolled, many)
-            losses = imitation_rows(net, said.logits, self.taught.of(batch).repeat(count, 1), many)
+            losses = distillation_loss_by_row(net, said.logits, self.taught.for_batch(batch).repeat(count, 1), many)
         reward = rolled.loss(losses.detach(), self.options.alpha_both, many, count)
         if self.objective is None:
             loss = losses.mean()
         else:  # a depth method's objective wants the states of all layers: one of the choices, as masks
-            made = trace(net.encoder, batch.packed, hard(rolled, batch.packed, net))
-            answers = net(net.depth, made.at(net.depth))
-            loss = imitation_rows(net, answers, self.taught.of(batch), batch.packed).mean()
+            made = forward_all_layers(net.encoder, batch.packed, hard(rolled, batch.packed, net))
+            answers = net(net.depth, made.after(net.depth))
+            loss = distillation_loss_by_row(net, answers, self.taught.for_batch(batch), batch.packed).mean()
             loss = loss + self.objective(net, made, batch)
         backward(loss + reward)
         return {"loss": loss.detach(), "kept": rolled.kept(many).mean()}
@@ -287,12 +287,14 @@ class TRBERT(LengthMethod):
     name = "tr_bert"
     settings = TRBERTSettings
     options = TRBERTOptions
-    space = Threshold("threshold", loosest=0.0, unit="probability of staying, tempered", replay=False, grid=GRID)
+    space = ThresholdSpace(
+        "threshold", full_value=0.0, unit="probability of staying, tempered", replay=False, grid=GRID
+    )
     needs = frozenset({"example_error"})  # answers of its own, not a vocabulary
 
     def modules(self, network: Network, options: TRBERTOptions) -> nn.ModuleDict:
         """Two selectors."""
-        chosen = {str(layer): Selector(network.encoder.hidden) for layer in points(network.depth)}
+        chosen = {str(layer): TokenScorer(network.encoder.hidden) for layer in points(network.depth)}
         return nn.ModuleDict({"predictors": nn.ModuleDict(chosen)})
 
     def policy(self, network: Network, settings: TRBERTSettings) -> Policy:
@@ -301,7 +303,7 @@ class TRBERT(LengthMethod):
     def stages(self, network: Network, options: TRBERTOptions, objective: Objective | None = None) -> list[Stage]:
         """Fine-tune; selectors by reinforcement; everything together. A depth method's `objective` enters the last."""
         return [
-            Stage(network, "fine-tune", options.head_lr, shared=True),
+            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             Reinforced(network, "reinforce", options.select_lr, options=options),
             Everything(network, "distil and reinforce", options.head_lr, options=options, objective=objective),
         ]

@@ -21,9 +21,9 @@ from offramp.methods._base import Method, NoSettings
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_heads import SharedExitHead
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Fixed
-from offramp.training.distillation import Teacher, imitation, teacher
-from offramp.training.forward import Soft, trace
+from offramp.nn.setting_space import FixedSpace
+from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
+from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, Stage
 
@@ -56,10 +56,10 @@ class Short(Stage):
 
     k: int = field(kw_only=True)
     distil: bool = False
-    taught: Teacher | None = None
+    taught: TeacherLogits | None = None
 
     def prepare(self, data: Data, folder: Path) -> None:
-        self.taught = teacher(self.network, data, folder) if self.distil else None
+        self.taught = teacher_logits(self.network, data, folder) if self.distil else None
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         layers = self.network.encoder.layers
@@ -71,12 +71,12 @@ class Short(Stage):
         return TruncatePolicy(self.network, NoSettings())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        made = trace(self.network.encoder, batch.packed, Soft(skip=lambda layer: layer > self.k))
+        made = forward_all_layers(self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: layer > self.k))
         if self.taught is None:
-            loss = exit_loss(self.network, self.k, made.at(self.k), batch)
+            loss = exit_loss(self.network, self.k, made.after(self.k), batch)
         else:
-            said = self.network(self.k, made.at(self.k))
-            loss = imitation(self.network, said, self.taught.of(batch), batch.packed)
+            said = self.network(self.k, made.after(self.k))
+            loss = distillation_loss(self.network, said, self.taught.for_batch(batch), batch.packed)
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -87,7 +87,7 @@ class Truncate(Method):
     name = "truncate"
     settings = NoSettings
     options = TruncateOptions
-    space = Fixed()
+    space = FixedSpace()
     hf_equal = False
 
     def modules(self, network: Network, options: TruncateOptions) -> nn.ModuleDict:
@@ -99,7 +99,11 @@ class Truncate(Method):
             fix = f"use 1 to {network.depth - 1} for this model"
             raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
         return nn.ModuleDict(
-            {"exit_heads": nn.ModuleDict({str(options.k): SharedExitHead(network.last.apply, network.last.cost)})}
+            {
+                "exit_heads": nn.ModuleDict(
+                    {str(options.k): SharedExitHead(network.model_head.apply, network.model_head.cost)}
+                )
+            }
         )
 
     def policy(self, network: Network, settings: NoSettings) -> Policy:
@@ -107,5 +111,5 @@ class Truncate(Method):
 
     def stages(self, network: Network, options: TruncateOptions) -> list[Stage]:
         """Fine-tune the short model; before that the full one, if it is to teach."""
-        first = [Stage(network, "fine-tune", options.head_lr, shared=True)] if options.distil else []
+        first = [Stage(network, "fine-tune", options.head_lr, fine_tuning=True)] if options.distil else []
         return [*first, Short(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]

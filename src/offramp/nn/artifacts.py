@@ -13,7 +13,7 @@ from offramp.nn.batches import Data
 from offramp.tasks import Task
 
 
-def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+def load_or_compute(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What the file holds; if there is none yet, it is made and appears whole."""
     if not path.is_file():
         fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
@@ -22,7 +22,7 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
     return load_file(path)
 
 
-class FromRows(nn.Module):
+class FittedModule(nn.Module):
     """A part that is made from training rows, not learned."""
 
     def prepare(self, task: Task, data: Data, folder: Path) -> None:

@@ -20,49 +20,49 @@ from scipy.sparse import csr_array
 from scipy.special import log_softmax
 from torch import Tensor
 
-from offramp.nn.artifacts import kept
-from offramp.nn.batches import FOLDS, Data, fold
+from offramp.nn.artifacts import load_or_compute
+from offramp.nn.batches import FOLDS, Data, fold_of
 from offramp.nn.row_labels import labels_of
 from offramp.tasks import Task
 
-FILE = "words.safetensors"
-STEPS = 200  # of the solver at most
+TABLES_FILE = "words.safetensors"
+SOLVER_STEPS = 200  # of the solver at most
 Floats = NDArray[np.float64]
 
 
-class Places(NamedTuple):
+class FeatureIndex(NamedTuple):
     """Where features stand: tokens first, then pairs of neighbours by a hash of their ids."""
 
     vocabulary: int
     pairs: int
     factors: tuple[int, int]  # of the hash
 
-    def of(self, ids: Sequence[int]) -> NDArray[np.int64]:
+    def features(self, ids: Sequence[int]) -> NDArray[np.int64]:
         """The features of a row."""
         row = np.asarray(ids, dtype=np.int64)
         both = (row[:-1] * self.factors[0] % self.pairs + row[1:] * self.factors[1] % self.pairs) % self.pairs
         return np.concatenate((row, self.vocabulary + both))
 
 
-def tables(places: Places, task: Task, data: Data, folder: Path) -> dict[str, Tensor]:
+def fit_bag_of_words(places: FeatureIndex, task: Task, data: Data, folder: Path) -> dict[str, Tensor]:
     """`words` [1 + FOLDS, vocabulary, outputs], `pairs` [1 + FOLDS, pairs, outputs] and `bias` [1 + FOLDS, outputs]:
     first what all rows say, then what they say without each part. Kept in the folder for resuming."""
-    return kept(folder / FILE, lambda: _solved(places, task, data))
+    return load_or_compute(folder / TABLES_FILE, lambda: _solved(places, task, data))
 
 
-def _solved(places: Places, task: Task, data: Data) -> dict[str, Tensor]:
+def _solved(places: FeatureIndex, task: Task, data: Data) -> dict[str, Tensor]:
     features, answers = _features(places, [e.ids for e in data.encoded]), labels_of(task, data)
     answers = np.pad(answers, ((0, 0), (0, task.outputs - answers.shape[1])))
-    part = np.array([fold(e.ids) for e in data.encoded])
+    part = np.array([fold_of(e.ids) for e in data.encoded])
     made = [_regression(features, answers, part != left_out) for left_out in range(-1, FOLDS)]
     weights = torch.from_numpy(np.stack([w for w, _ in made])).float()
     words, pairs = weights.split([places.vocabulary, places.pairs], dim=1)
     return {"words": words, "pairs": pairs, "bias": torch.from_numpy(np.stack([b for _, b in made])).float()}
 
 
-def _features(places: Places, rows: Sequence[Sequence[int]]) -> csr_array:
+def _features(places: FeatureIndex, rows: Sequence[Sequence[int]]) -> csr_array:
     """How often each feature occurs in each row, divided by the root of the row's length."""
-    columns = [places.of(ids) for ids in rows]
+    columns = [places.features(ids) for ids in rows]
     row = np.repeat(np.arange(len(rows)), [len(own) for own in columns])
     value = np.repeat([len(ids) ** -0.5 for ids in rows], [len(own) for own in columns])
     shape = (len(rows), places.vocabulary + places.pairs)
@@ -87,7 +87,7 @@ def _regression(features: csr_array, answers: Floats, chosen: NDArray[np.bool_])
         return float(0.5 * (weight * weight).sum() - (truth * said).sum()), slope
 
     begin = np.zeros((len(found) + 1) * outputs)
-    solved = minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+    solved = minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": SOLVER_STEPS})
     weights = np.zeros((features.shape[1], outputs))
     weights[found] = rare[:, None] * solved.x[:-outputs].reshape(-1, outputs)
     return weights, solved.x[-outputs:]

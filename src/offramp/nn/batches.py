@@ -23,11 +23,11 @@ class Batch:
 
     packed: Packed
     targets: Tensor  # empty where rows have no labels
-    ids: list[int]  # which encoded rows these are: artefacts such as saliencies are looked up by them
+    indices: list[int]  # which encoded rows these are: artifacts such as saliencies are looked up by them
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
-        return Batch(self.packed.to(device), self.targets.to(device), self.ids)
+        return Batch(self.packed.to(device), self.targets.to(device), self.indices)
 
 
 @dataclass(frozen=True)
@@ -38,42 +38,42 @@ class Data:
     encoded: list[Encoded]
     labelled: bool = True
 
-    def part(self, chosen: Sequence[bool]) -> Data:
+    def subset(self, chosen: Sequence[bool]) -> Data:
         """Some of the rows, as if the others had never been there."""
         number = {old: new for new, old in enumerate(i for i, wanted in enumerate(chosen) if wanted)}
         encoded = [replace(e, example=number[e.example]) for e in self.encoded if chosen[e.example]]
         return Data([self.rows[i] for i in number], encoded, self.labelled)
 
     @property
-    def cut(self) -> int:
+    def truncated_rows(self) -> int:
         """How many rows were longer than the model allows."""
         return len({e.example for e in self.encoded if e.cut})
 
 
-def packed_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
+def pack_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
     """Rows ready for the loop, without targets."""
     return _columns(pack([e.ids for e in encoded], [e.types for e in encoded]), task, encoded)
 
 
-def batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch:
+def build_batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch:
     """Rows `ids` with their targets. Random masking depends on the seed and the row's number, never on batch mates;
     without a seed on the row's own words alone."""
     chosen = [data.encoded[i] for i in ids]
     if not data.labelled:
-        return Batch(packed_rows(task, chosen), torch.empty(0), list(ids))
+        return Batch(pack_rows(task, chosen), torch.empty(0), list(ids))
     rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
     pairs = [task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)]
     packed = _columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
-    packed = packed.with_rows(fold=torch.tensor([fold(e.ids) for e in chosen]))
+    packed = packed.with_rows(fold=torch.tensor([fold_of(e.ids) for e in chosen]))
     return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
 
 
-def fold(ids: Sequence[int]) -> int:
+def fold_of(ids: Sequence[int]) -> int:
     """Which part of the training rows a row belongs to: by its tokens, so that rows that are alike lie together."""
     return sum(ids) % FOLDS
 
 
-def grouped(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:
+def epoch_batches(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:
     """Encoded rows of an epoch in batches of `size`, drawn anew for every seed, always the same number of batches.
 
     Sentences to be said lie side by side in training, so those are grouped by length: `size` rows of mean length make a

@@ -17,16 +17,16 @@ def entropy(logits: Tensor) -> Tensor:
 def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """The largest entropy among a row's answers, in nats."""  # [rows]
     spread, owner = _spread(task, logits, packed)
-    return worst(entropy(spread), owner, packed.count)
+    return largest_in_row(entropy(spread), owner, packed.count)
 
 
 def row_normalised_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """The largest entropy among a row's answers, as a share of the most there could be: 0 sure … 1 no idea."""
     spread, owner = _spread(task, logits, packed)
-    return worst(token_uncertainty(spread), owner, packed.count)
+    return largest_in_row(normalised_entropy(spread), owner, packed.count)
 
 
-def token_uncertainty(spread: Tensor) -> Tensor:
+def normalised_entropy(spread: Tensor) -> Tensor:
     """Entropy of each distribution divided by that of a uniform one over its possible outcomes."""  # [n, C] → [n]
     outcomes = (~torch.isneginf(spread)).sum(-1).clamp(min=2)
     return entropy(spread) / outcomes.float().log()
@@ -35,26 +35,26 @@ def token_uncertainty(spread: Tensor) -> Tensor:
 def row_least_confidence(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """One minus the probability of the best answer, the largest among a row's answers."""  # [rows]
     spread, owner = _spread(task, logits, packed)
-    return worst(1.0 - spread.float().softmax(-1).amax(-1), owner, packed.count)
+    return largest_in_row(1.0 - spread.float().softmax(-1).amax(-1), owner, packed.count)
 
 
-def agree(task: Task, before: Tensor, now: Tensor, packed: Packed, tolerance: float) -> Tensor:
+def same_answers(task: Task, before: Tensor, now: Tensor, packed: Packed, tolerance: float) -> Tensor:
     """Whether two exits give a row the same answers; numbers agree when they differ by less than the tolerance."""
     if "distribution" not in task.provides:
         return (before - now).abs().amax(-1) < tolerance
     (old, owner), (new, _) = _spread(task, before, packed), _spread(task, now, packed)
     changed = (old.argmax(-1) != new.argmax(-1)).float()
-    return worst(changed, owner, packed.count) == 0
+    return largest_in_row(changed, owner, packed.count) == 0
 
 
-def worst(values: Tensor, owner: Tensor | None, rows: int) -> Tensor:
+def largest_in_row(values: Tensor, owner: Tensor | None, rows: int) -> Tensor:
     """Largest value per row; a row without any answer counts as sure."""
     if owner is None:
         return values
     return values.new_zeros(rows).scatter_reduce(0, owner, values, "amax", include_self=True)
 
 
-def whole_words(sure: Tensor, packed: Packed) -> Tensor:
+def tokens_of_certain_words(sure: Tensor, packed: Packed) -> Tensor:
     """Words that are sure → their tokens, all pieces; tokens before the first word only with their whole row.
 
     `sure` [words] is for the tokens marked `scored`. A row without any word has nothing to wait for.

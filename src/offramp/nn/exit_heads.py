@@ -19,7 +19,7 @@ from offramp.core.packed import Packed
 Pool = Literal["first", "mean", "meanmax"]
 
 
-def pooled(packed: Packed, pool: Pool) -> Tensor:
+def pool_states(packed: Packed, pool: Pool) -> Tensor:
     """What stands for each row."""  # [rows, hidden], twice as wide for meanmax
     if pool == "first":
         return packed.first()
@@ -40,19 +40,19 @@ class ExitHead(nn.Module):
         macs = linear_macs(self)
         self.cost = HeadCost(0, macs) if pool is None else HeadCost(macs, 0)
 
-    def read(self, packed: Packed) -> Tensor:
+    def features(self, packed: Packed) -> Tensor:
         """What the head looks at, before the projection."""  # [rows or tokens, wide]
         if self.pool is None:
             seen = packed.states
         else:
-            seen = pooled(packed, self.pool)
+            seen = pool_states(packed, self.pool)
             seen = seen if self.dense is None else torch.tanh(self.dense(seen))
         normed: Tensor = self.norm(seen)
         return normed
 
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row, or per token where `pool` is None."""
-        logits: Tensor = self.project(self.dropout(self.read(packed)))
+        logits: Tensor = self.project(self.dropout(self.features(packed)))
         return logits
 
 

@@ -25,12 +25,12 @@ NEGLIGIBLE = 1e-6  # neighbours whose weight κ is below this are left out
 
 def likelihood_oracle(losses: Tensor, lengths: Tensor, penalty: float, sigma: float = 0.0) -> Tensor:
     """The exit of each token by its loss at every exit: [exits, tokens] → places [tokens]."""
-    return best_exit(smoothed(-losses.float(), lengths, sigma), penalty)
+    return best_exit(smooth_over_neighbours(-losses.float(), lengths, sigma), penalty)
 
 
 def correctness_oracle(right: Tensor, lengths: Tensor, penalty: float, sigma: float = 0.0) -> Tensor:
     """The exit of each token by whether every exit is right: [exits, tokens] → places [tokens]."""
-    return best_exit(smoothed(right.float(), lengths, sigma), penalty)
+    return best_exit(smooth_over_neighbours(right.float(), lengths, sigma), penalty)
 
 
 def row_oracle(values: Tensor, lengths: Tensor, penalty: float) -> Tensor:
@@ -53,7 +53,7 @@ def best_exit(values: Tensor, penalty: float) -> Tensor:
     return torch.where(worth == worth.amax(0), place, exits).amin(0)
 
 
-def smoothed(values: Tensor, lengths: Tensor, sigma: float) -> Tensor:
+def smooth_over_neighbours(values: Tensor, lengths: Tensor, sigma: float) -> Tensor:
     """Every token's values plus those of its neighbours in the same row, weighted by κ: [exits, tokens] → the same.
 
     σ = 0 is no smoothing. Neighbours so far that κ vanishes are left out, so the cost is tokens × reach, not tokens².
@@ -98,7 +98,7 @@ def first_stop(stops: Tensor, thresholds: Tensor | float = 0.5) -> Tensor:
     return torch.where(said, place, stops.shape[1]).amin(1)
 
 
-class Multinomial(nn.Module):
+class MultinomialExitUnit(nn.Module):
     """One softmax over exits, read off states once: the first layer's for tokens, a mean for whole rows."""
 
     def __init__(self, hidden: int, exits: int) -> None:
@@ -112,7 +112,7 @@ class Multinomial(nn.Module):
         return logits
 
 
-class Geometric(nn.Module):
+class GeometricExitUnit(nn.Module):
     """A unit that says stop or go on at every exit but the last: one for all exits, as printed, or one each."""
 
     def __init__(self, hidden: int, exits: int, shared: bool = True) -> None:

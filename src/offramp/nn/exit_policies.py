@@ -25,7 +25,7 @@ from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead
 from offramp.nn.network import Network
 from offramp.utils.merged_dataclass import ALONE
 
-Lexicon = Literal["learned", "fitted"]
+BagOfWordsTraining = Literal["learned", "fitted"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ExitOptions:
     bag_of_words: bool = (
         True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
     )
-    bag_of_words_training: Lexicon = (
+    bag_of_words_training: BagOfWordsTraining = (
         "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
     )
     bag_of_words_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
@@ -74,18 +74,20 @@ class ThresholdSettings:
     thresholds: tuple[float, ...] = ()
     temperatures: tuple[float, ...] = ()  # each off-ramp's logits are divided by its own
 
-    most: ClassVar[float] = 1.0
-    unit: ClassVar[str] = "a doubt threshold"
+    largest_threshold: ClassVar[float] = 1.0
+    threshold_name: ClassVar[str] = "a doubt threshold"
 
     def __post_init__(self) -> None:
         for value in (self.threshold, *self.thresholds):
-            if not 0.0 <= value <= self.most:
+            if not 0.0 <= value <= self.largest_threshold:
                 given = f"threshold={value}"
-                raise OfframpError(self.unit, given, f"use 0 (never leave early) up to {self.most:g}, e.g. 0.3")
+                raise OfframpError(
+                    self.threshold_name, given, f"use 0 (never leave early) up to {self.largest_threshold:g}, e.g. 0.3"
+                )
         if any(not value > 0.0 for value in self.temperatures):
             raise OfframpError("temperatures of off-ramps", f"{self.temperatures}", "each must be above 0")
 
-    def limit(self, place: int) -> float:
+    def threshold_of(self, place: int) -> float:
         """The doubt below which rows leave at the off-ramp at this place in the order of off-ramps."""
         return self.thresholds[place] if self.thresholds else self.threshold
 
@@ -94,8 +96,8 @@ class ThresholdSettings:
 class EntropySettings(ThresholdSettings):
     """Thresholds on entropy in nats."""
 
-    most: ClassVar[float] = 20.0
-    unit: ClassVar[str] = "an entropy threshold in nats"
+    largest_threshold: ClassVar[float] = 20.0
+    threshold_name: ClassVar[str] = "an entropy threshold in nats"
 
 
 class UncertaintyPolicy(Policy):
@@ -111,29 +113,29 @@ class ThresholdPolicy(UncertaintyPolicy):
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         self.task, self.settings = network.task, settings
-        self.places = {layer: place for place, layer in enumerate(sorted(network.exit_heads))}
+        self.exit_numbers = {layer: place for place, layer in enumerate(sorted(network.exit_heads))}
         for name in ("thresholds", "temperatures"):
             given: tuple[float, ...] = getattr(settings, name)
-            if given and len(given) != len(self.places):
-                asked = f"one of {name} for each of {len(self.places)} off-ramps"
+            if given and len(given) != len(self.exit_numbers):
+                asked = f"one of {name} for each of {len(self.exit_numbers)} off-ramps"
                 raise OfframpError(asked, f"{len(given)}", "give as many as there are, or calibrate again")
 
-    def limit(self, layer: int) -> float:
+    def threshold(self, layer: int) -> float:
         """The doubt below which rows leave after this layer; 0: nobody does."""
-        return self.settings.limit(self.places[layer]) if layer in self.places else 0.0
+        return self.settings.threshold_of(self.exit_numbers[layer]) if layer in self.exit_numbers else 0.0
 
     def wants_leave(self, layer: int) -> bool:
-        return self.limit(layer) > 0.0
+        return self.threshold(layer) > 0.0
 
     def wants_logits(self, layer: int) -> bool:
         return self.wants_leave(layer)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        limit = self.limit(layer)
+        limit = self.threshold(layer)
         return self.uncertainty(layer, s) < limit if limit > 0.0 else None
 
     def why(self, layer: int, s: State) -> str:
-        limit = self.limit(layer)
+        limit = self.threshold(layer)
         if limit == 0.0:
             return ""
         uncertainty = float(self.uncertainty(layer, s)[0])
@@ -147,7 +149,7 @@ class ThresholdPolicy(UncertaintyPolicy):
 
     def temperature(self, layer: int) -> float:
         """What the logits of this off-ramp are divided by."""
-        return self.settings.temperatures[self.places[layer]] if self.settings.temperatures else 1.0
+        return self.settings.temperatures[self.exit_numbers[layer]] if self.settings.temperatures else 1.0
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         """Doubt read off logits."""  # [rows]
@@ -163,7 +165,7 @@ class EntropyPolicy(ThresholdPolicy):
         if network.task.kind == "row" and given > 1.01 * most:
             what = f"threshold={given:g}, where {network.task.outputs} labels have at most {most:.3g}"
             fix = f"use 0 (never leave early) up to {most:.3g}; a percentage or a share of the maximum is another unit"
-            raise OfframpError(settings.unit, what, fix)
+            raise OfframpError(settings.threshold_name, what, fix)
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         return row_entropy(self.task, logits, packed)
@@ -188,14 +190,16 @@ def build_exit_heads(network: Network, options: ExitOptions) -> nn.ModuleDict:
     if options.pool not in get_args(Pool):
         raise OfframpError("a pooling for off-ramps", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
     pool: Pool | None = None if network.per_token else options.pool
-    return built(network, options, lambda: ExitHead(network.encoder.hidden, network.task.outputs, pool))
+    return build_exit_heads_from(network, options, lambda: ExitHead(network.encoder.hidden, network.task.outputs, pool))
 
 
-def built(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
+def build_exit_heads_from(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
     """Off-ramps that are all made by `head`, which have a `cost`."""
     task, layers = network.task, [str(layer) for layer in range(0 if options.exit0 else 1, network.depth)]
     if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
-        return nn.ModuleDict({layer: SharedExitHead(network.last.apply, network.last.cost) for layer in layers})
+        return nn.ModuleDict(
+            {layer: SharedExitHead(network.model_head.apply, network.model_head.cost) for layer in layers}
+        )
     made = {layer: head() for layer in layers}
     if options.bag_of_words and task.kind == "row" and "distribution" in task.provides:
         knowing = FittedBagOfWordsExit if options.bag_of_words_training == "fitted" else BagOfWordsExit

@@ -16,7 +16,7 @@ from offramp.backbones import Decoder, Encoder, Head, Narrowing
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.nn.artifacts import FromRows
+from offramp.nn.artifacts import FittedModule
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.batches import Data
 from offramp.nn.exit_heads import ExitHead, SharedExitHead
@@ -33,9 +33,9 @@ class Network:
     hf: PreTrainedModel
     encoder: Encoder
     task: Task
-    last: Head
+    model_head: Head
     added: nn.ModuleDict  # a method's modules; exits under `exit_heads`, by layer; `last` replaces the model's own head
-    fresh: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
+    newly_initialized: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
     decoder: Decoder | None = None  # of sequence tasks: exits and depth are then the decoder's
 
     @property
@@ -70,7 +70,7 @@ class Network:
         if layer < self.depth:
             logits: Tensor = self.added["exit_heads"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
             return logits
-        said: Tensor = self.added["final_head"](packed) if "final_head" in self.added else self.last.apply(packed)
+        said: Tensor = self.added["final_head"](packed) if "final_head" in self.added else self.model_head.apply(packed)
         return said
 
     def embed_cost(self) -> HeadCost:
@@ -86,11 +86,11 @@ class Network:
         if layer < self.depth:
             own: HeadCost = self.added["exit_heads"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
             return own
-        cost: HeadCost = self.added["final_head"].cost if "final_head" in self.added else self.last.cost  # type: ignore[assignment]
+        cost: HeadCost = self.added["final_head"].cost if "final_head" in self.added else self.model_head.cost  # type: ignore[assignment]
         return cost
 
     @property
-    def uncut(self) -> Network:
+    def unpruned(self) -> Network:
         """The same network at the prices it had before parts of its layers were cut off."""
         layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
         return replace(self, encoder=replace(self.encoder, layers=layers))
@@ -119,7 +119,7 @@ class Network:
     def prepare(self, data: Data, folder: Path) -> None:
         """Parts that are made from training rows, not learned, are made now, or found in the folder."""
         for part in self.added.modules():
-            if isinstance(part, FromRows):
+            if isinstance(part, FittedModule):
                 part.prepare(self.task, data, folder)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -142,7 +142,7 @@ class Network:
         self.train(False, False)
 
 
-def network(hf: PreTrainedModel, task: Task) -> Network:
+def bare_network(hf: PreTrainedModel, task: Task) -> Network:
     """A bare network; a method's modules are put into `added` afterwards."""
     head = backbones.head(hf, task.auto_class)
     decoder = backbones.decoder(hf) if task.kind == "sequence" else None

@@ -19,5 +19,7 @@ class RunOutput:
     exit_layer: Array
     macs: Array
     tokens_kept: Array
-    fed: Array | None = None  # [layers] tokens of all rows together that each layer computed; None: not known
-    full: Array | None = None  # what the full model would spend, where that depends on what was said
+    tokens_by_layer: Array | None = (
+        None  # [layers] tokens of all rows together that each layer computed; None: not known
+    )
+    full_macs: Array | None = None  # what the full model would spend, where that depends on what was said

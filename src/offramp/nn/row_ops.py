@@ -8,20 +8,20 @@ from torch import Tensor
 from offramp.core.packed import Packed
 
 
-def total(values: Tensor, packed: Packed) -> Tensor:
+def sum_by_row(values: Tensor, packed: Packed) -> Tensor:
     """The sum of each row's values."""  # [tokens] → [rows]
     return values.new_zeros(packed.count).index_add(0, packed.row_of_token, values)
 
 
-def log_softmax(logits: Tensor, packed: Packed) -> Tensor:
+def log_softmax_by_row(logits: Tensor, packed: Packed) -> Tensor:
     """Logarithms of shares that add up to one in each row."""  # [tokens] → [tokens]
     row = packed.row_of_token
     most = logits.new_zeros(packed.count).scatter_reduce(0, row, logits.detach(), "amax", include_self=False)
     shifted = logits - most[row]
-    return shifted - total(shifted.exp(), packed).log()[row]
+    return shifted - sum_by_row(shifted.exp(), packed).log()[row]
 
 
-def ranks(values: Tensor, packed: Packed) -> Tensor:
+def rank_by_row(values: Tensor, packed: Packed) -> Tensor:
     """Each token's place in its row by falling value, from 0; of equals the earlier first."""  # [tokens]
     order = values.argsort(descending=True, stable=True)
     order = order[packed.row_of_token[order].argsort(stable=True)]  # row by row, falling within each
@@ -29,6 +29,6 @@ def ranks(values: Tensor, packed: Packed) -> Tensor:
     return torch.empty_like(places).index_copy(0, order, places)
 
 
-def first(packed: Packed) -> Tensor:
+def first_tokens(packed: Packed) -> Tensor:
     """Which tokens stand first in their row (the one that answers for it)."""  # [tokens] bool
     return packed.tokens["position"] == 0

@@ -12,7 +12,7 @@ from offramp.nn import row_ops as rows
 WIDTH = 32
 
 
-class Selector(nn.Module):
+class TokenScorer(nn.Module):
     """State → one number."""
 
     def __init__(self, hidden: int) -> None:
@@ -26,6 +26,6 @@ class Selector(nn.Module):
         return said.float()
 
 
-def contributions(said: Tensor, packed: Packed) -> Tensor:
+def token_shares(said: Tensor, packed: Packed) -> Tensor:
     """The share of each token among those left, by what a predictor says of them."""  # [tokens]
-    return rows.log_softmax(said, packed).exp()
+    return rows.log_softmax_by_row(said, packed).exp()

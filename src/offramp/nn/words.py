@@ -15,8 +15,8 @@ from torch import Tensor
 
 from offramp.core.packed import Packed
 
-SPREAD = 6364136223846793005  # an odd multiplier: pieces of a word are digits of a number in this base, modulo 2⁶⁴
-LONGEST = 1024  # pieces of one word
+HASH_BASE = 6364136223846793005  # an odd multiplier: pieces of a word are digits of a number in this base, modulo 2⁶⁴
+LONGEST_WORD = 1024  # pieces of one word
 
 
 class Words(NamedTuple):
@@ -38,7 +38,7 @@ def words_of(packed: Packed) -> Words:
     of_token = torch.where(word >= 0, begins.long().cumsum(0) - 1, -1)
     mine = (word >= 0).nonzero().squeeze(1)
     owner = of_token[mine]
-    digit = (ids[mine] + 1) * _powers(ids.device)[(mine - first[owner]).clamp(max=LONGEST - 1)]
+    digit = (ids[mine] + 1) * _powers(ids.device)[(mine - first[owner]).clamp(max=LONGEST_WORD - 1)]
     key = ids.new_zeros(len(first)).index_add(0, owner, digit)  # wraps around, as meant
     return Words(key, of_token, row[first], first, torch.bincount(owner, minlength=len(first)))
 
@@ -46,12 +46,12 @@ def words_of(packed: Packed) -> Words:
 @cache
 def _powers(device: torch.device) -> Tensor:
     """Powers of SPREAD modulo 2⁶⁴, the first 1."""  # [LONGEST]
-    base = np.full(LONGEST, SPREAD, dtype=np.uint64)
+    base = np.full(LONGEST_WORD, HASH_BASE, dtype=np.uint64)
     base[0] = 1
     return torch.from_numpy(np.cumprod(base, dtype=np.uint64).view(np.int64)).to(device)
 
 
-def spread_out(words: Words, depth: Tensor, packed: Packed, alone: int) -> tuple[Tensor, Tensor]:
+def token_and_row_depths(words: Words, depth: Tensor, packed: Packed, alone: int) -> tuple[Tensor, Tensor]:
     """Word depths → token depths and row maxima. Pieces share their word's depth, special tokens their row's largest;
     a row without words goes as deep as `alone`."""  # [tokens], [rows]
     deepest = depth.new_zeros(packed.count).scatter_reduce(0, words.row, depth, "amax")

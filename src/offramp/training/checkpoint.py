@@ -22,11 +22,11 @@ from offramp.errors import OfframpError
 from offramp.nn.network import Network
 from offramp.utils.files import replacing
 
-FILE = "checkpoint.safetensors"
+CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Where training stands."""
 
     stage: int = 0
@@ -39,7 +39,7 @@ class Progress:
     reference: dict[str, float] = field(default_factory=dict)  # dev scores before this stage, if it compares
 
 
-def weights(network: Network) -> dict[str, Tensor]:
+def network_weights(network: Network) -> dict[str, Tensor]:
     """All state of the network by name; tensors that share memory (tied embeddings) once."""
     parts = {f"model.{k}": v for k, v in network.hf.state_dict().items()}
     parts |= {f"added.{k}": v for k, v in network.added.state_dict().items()}
@@ -47,16 +47,16 @@ def weights(network: Network) -> dict[str, Tensor]:
     return {k: v.detach() for k, v in parts.items() if seen.setdefault(v.data_ptr(), k) == k or v.numel() == 0}
 
 
-def restore(network: Network, tensors: dict[str, Tensor]) -> None:
+def restore_weights(network: Network, tensors: dict[str, Tensor]) -> None:
     """Put weights back in place (tied ones through their twin)."""
     with torch.no_grad():
-        for name, tensor in weights(network).items():
+        for name, tensor in network_weights(network).items():
             tensor.copy_(tensors[name])
 
 
 def write_weights(path: Path, network: Network) -> None:
     """The weights alone: a stage's best epoch."""
-    tensors = {k: v.contiguous() for k, v in weights(network).items()}
+    tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
     with replacing(path) as fresh:
         save_file(tensors, fresh)
 
@@ -64,31 +64,35 @@ def write_weights(path: Path, network: Network) -> None:
 def read_weights(path: Path, network: Network) -> None:
     """Back to a stage's best epoch."""
     with _opened(path) as file:
-        restore(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
+        restore_weights(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
 
 
-def look(path: Path) -> None:
+def check_readable(path: Path) -> None:
     """A file of ours can be opened, or a clear answer that it is damaged."""
     with _opened(path):
         pass
 
 
-def write(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
+def write_checkpoint(
+    folder: Path, network: Network, optimisers: list[torch.optim.Optimizer], progress: TrainingProgress
+) -> None:
     """Everything needed to go on."""
-    tensors = {k: v.contiguous() for k, v in weights(network).items()}
+    tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
     for number, optimiser in enumerate(optimisers):
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optim.{number}.{index}.{k}": torch.as_tensor(v).contiguous() for k, v in state.items()}
-    with replacing(folder / FILE) as fresh:
+    with replacing(folder / CHECKPOINT_FILE) as fresh:
         save_file(tensors, fresh, metadata={"progress": json.dumps(asdict(progress))})
 
 
-def read_progress(folder: Path) -> Progress | None:
+def read_progress(folder: Path) -> TrainingProgress | None:
     """Where an interrupted run stands, or None if there is none."""
-    if not (folder / FILE).is_file():
+    if not (folder / CHECKPOINT_FILE).is_file():
         return None
-    with _opened(folder / FILE, "numpy") as file:  # one look at one file: another process may be replacing it
-        return Progress(**json.loads(file.metadata()["progress"]))
+    with _opened(
+        folder / CHECKPOINT_FILE, "numpy"
+    ) as file:  # one look at one file: another process may be replacing it
+        return TrainingProgress(**json.loads(file.metadata()["progress"]))
 
 
 @contextmanager
@@ -102,11 +106,11 @@ def _opened(path: Path, framework: str = "pt") -> Iterator[Any]:
         raise OfframpError("to resume training", given, "start again with --force") from error
 
 
-def read(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:
+def read_checkpoint(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:
     """Weights and optimiser moments of an interrupted run."""
-    with _opened(folder / FILE) as file:
+    with _opened(folder / CHECKPOINT_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    restore(network, tensors)
+    restore_weights(network, tensors)
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():

@@ -10,26 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offramp.core.packed import Packed
-from offramp.nn.artifacts import kept
-from offramp.nn.batches import Batch, Data, packed_rows
+from offramp.nn.artifacts import load_or_compute
+from offramp.nn.batches import Batch, Data, pack_rows
 from offramp.nn.network import Network
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 
-FILE = "teacher.safetensors"
+TEACHER_FILE = "teacher.safetensors"
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TeacherLogits:
     """Logits by encoded row."""
 
     logits: tuple[Tensor, ...]  # each [1, outputs] or [tokens, outputs]
 
-    def of(self, batch: Batch) -> Tensor:
+    def for_batch(self, batch: Batch) -> Tensor:
         """What the teacher says to a batch, packed as its tokens are."""
-        return torch.cat([self.logits[i] for i in batch.ids]).to(batch.targets.device)
+        return torch.cat([self.logits[i] for i in batch.indices]).to(batch.targets.device)
 
 
-def teacher(network: Network, data: Data, folder: Path, size: int = 32) -> Teacher:
+def teacher_logits(network: Network, data: Data, folder: Path, size: int = 32) -> TeacherLogits:
     """The full model's answers as it stands now, or those kept from before."""
     sizes = [len(e.ids) for e in data.encoded] if network.per_token else [1] * len(data.encoded)
 
@@ -38,16 +38,16 @@ def teacher(network: Network, data: Data, folder: Path, size: int = 32) -> Teach
         parts = [_answers(network, data, start, size) for start in range(0, len(data.encoded), size)]
         return {"logits": torch.cat(parts)}
 
-    return Teacher(kept(folder / FILE, answers)["logits"].split(sizes))
+    return TeacherLogits(load_or_compute(folder / TEACHER_FILE, answers)["logits"].split(sizes))
 
 
 def _answers(network: Network, data: Data, start: int, size: int) -> Tensor:
-    packed = packed_rows(network.task, data.encoded[start : start + size]).to(network.device)
+    packed = pack_rows(network.task, data.encoded[start : start + size]).to(network.device)
     with torch.no_grad():
-        return network(network.depth, trace(network.encoder, packed).at(network.depth)).float().cpu()
+        return network(network.depth, forward_all_layers(network.encoder, packed).after(network.depth)).float().cpu()
 
 
-def imitation(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
+def distillation_loss(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
     """How far answers are from the teacher's: KL of distributions, squared error of numbers."""
     if "distribution" not in network.task.provides:
         return F.mse_loss(said.float(), taught.float())
@@ -57,7 +57,7 @@ def imitation(network: Network, said: Tensor, taught: Tensor, packed: Packed) ->
     return (model.exp() * gap).sum() / len(model)
 
 
-def imitation_rows(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
+def distillation_loss_by_row(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
     """How far each row's answers are from the teacher's: cross-entropy with its distribution, or squared error."""
     if "distribution" not in network.task.provides:
         return (said.float() - taught.float()).square().mean(-1)  # [rows]

@@ -16,30 +16,32 @@ from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy
 from offramp.nn.network import Network
-from offramp.training.forward import Trace
+from offramp.training.forward import LayerStates
 
 
 @dataclass
-class Tape(Trace):
+class RaggedLayerStates(LayerStates):
     """A trace whose layers differ in their tokens."""
 
     layers: list[Packed] = field(default_factory=list)
 
-    def at(self, layer: int) -> Packed:
+    def after(self, layer: int) -> Packed:
         """What an exit after a layer reads: the live tokens, or (answers per token) all of them put back."""
         return self.layers[layer]
 
-    def detached(self) -> Tape:
+    def detached(self) -> RaggedLayerStates:
         """The same states without a way back for gradients."""
         layers = [batch.with_states(batch.states.detach()) for batch in self.layers]
         return replace(self, states=[batch.states for batch in layers], layers=layers)
 
 
-def tape(network: Network, packed: Packed, policy: Policy, skip: frozenset[int] = frozenset()) -> Tape:
+def forward_with_dropping(
+    network: Network, packed: Packed, policy: Policy, skip: frozenset[int] = frozenset()
+) -> RaggedLayerStates:
     """One run under a policy that drops tokens; layers in `skip` are left out whole. Nobody may leave."""
     noted = _Notes(network)
     run(_Without(engines.make("torch", network.encoder), skip), noted, PairPolicy(policy, noted), packed)
-    return Tape(packed, [batch.states for batch in noted.layers], layers=noted.layers)
+    return RaggedLayerStates(packed, [batch.states for batch in noted.layers], layers=noted.layers)
 
 
 @dataclass

@@ -16,10 +16,10 @@ from offramp.inference import run_folder as folders
 from offramp.training import checkpoint
 from offramp.utils.files import read_json, unwritable, write_json
 
-LOCK = "lock"
+LOCK_FILE = "lock"
 
 
-def check_free(out: Path, force: bool) -> None:
+def check_output_free(out: Path, force: bool) -> None:
     """Nothing stands in `out`, or it may be replaced. Says so before any work is done."""
     if not out.name:
         raise OfframpError("a folder for the run", f"--out {out}", "give a new folder, e.g. --out runs/first")
@@ -32,7 +32,7 @@ def check_free(out: Path, force: bool) -> None:
 
 
 @contextmanager
-def claimed(out: Path, recipe: dict[str, Any], force: bool) -> Iterator[Path]:
+def locked_working_folder(out: Path, recipe: dict[str, Any], force: bool) -> Iterator[Path]:
     """The folder to work in, beside `out`, ours alone for as long as this lasts.
 
     The same command started twice would write over its own checkpoints, so a lock stands in there; the system takes it
@@ -44,7 +44,7 @@ def claimed(out: Path, recipe: dict[str, Any], force: bool) -> Iterator[Path]:
         return
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(partial / LOCK, timeout=0)
+        lock = FileLock(partial / LOCK_FILE, timeout=0)
         lock.acquire()
     except Timeout as error:
         way = "wait for it, stop it, or choose another --out"
@@ -61,7 +61,7 @@ def claimed(out: Path, recipe: dict[str, Any], force: bool) -> Iterator[Path]:
 def _take(partial: Path, recipe: dict[str, Any], force: bool) -> None:
     """An unfinished run of another job is never overwritten unless forced."""
     same = (partial / "recipe.json").is_file() and read_json(partial / "recipe.json") == recipe
-    if not same and not force and (partial / checkpoint.FILE).is_file():
+    if not same and not force and (partial / checkpoint.CHECKPOINT_FILE).is_file():
         raise OfframpError(
             f"to train in {partial}",
             "an unfinished run with other settings or data",
@@ -71,7 +71,7 @@ def _take(partial: Path, recipe: dict[str, Any], force: bool) -> None:
         for old in partial.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
-            elif old.name != LOCK:
+            elif old.name != LOCK_FILE:
                 old.unlink()
     write_json(partial / "recipe.json", recipe)
 
@@ -80,7 +80,7 @@ def _sound(partial: Path) -> bool:
     try:
         checkpoint.read_progress(partial)
         for best in partial.glob("stage-*/best.safetensors"):
-            checkpoint.look(best)
+            checkpoint.check_readable(best)
     except OfframpError:
         return False
     return True

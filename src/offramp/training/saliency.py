@@ -11,43 +11,43 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from offramp.nn.batches import Batch, Data, batch
+from offramp.nn.batches import Batch, Data, build_batch
 from offramp.nn.network import Network
-from offramp.training.forward import trace
+from offramp.training.forward import forward_all_layers
 
 
 @dataclass(frozen=True)
-class Table:
+class TokenTable:
     """Numbers for every token of every encoded row."""
 
     rows: tuple[Tensor, ...]  # each [tokens, …]
 
-    def of(self, some: Batch) -> Tensor:
+    def for_batch(self, some: Batch) -> Tensor:
         """The numbers of a batch, packed as its tokens are."""
-        return torch.cat([self.rows[i] for i in some.ids]).to(some.targets.device)
+        return torch.cat([self.rows[i] for i in some.indices]).to(some.targets.device)
 
 
-def table(network: Network, data: Data, path: Path, measure: Callable[[Network, Batch], Tensor]) -> Table:
+def token_table(network: Network, data: Data, path: Path, measure: Callable[[Network, Batch], Tensor]) -> TokenTable:
     """What `measure` says of all rows to the network as it stands now, or what was kept from before."""
     if not path.is_file():
         network.eval()
         size, total = 32, len(data.encoded)
         chunks = [range(start, min(start + size, total)) for start in range(0, total, size)]
-        made = [batch(network.task, data, chunk, None).to(network.device) for chunk in chunks]
-        write(path, torch.cat([measure(network, one).float().cpu() for one in made]))
-    return read(path, data)
+        made = [build_batch(network.task, data, chunk, None).to(network.device) for chunk in chunks]
+        write_token_table(path, torch.cat([measure(network, one).float().cpu() for one in made]))
+    return read_token_table(path, data)
 
 
-def write(path: Path, values: Tensor) -> None:
+def write_token_table(path: Path, values: Tensor) -> None:
     """All tokens' numbers in one file, whole or not at all."""
     fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
     save_file({"tokens": values.contiguous()}, fresh)
     fresh.replace(path)
 
 
-def read(path: Path, data: Data) -> Table:
+def read_token_table(path: Path, data: Data) -> TokenTable:
     """A kept table of these rows."""
-    return Table(load_file(path)["tokens"].split([len(e.ids) for e in data.encoded]))
+    return TokenTable(load_file(path)["tokens"].split([len(e.ids) for e in data.encoded]))
 
 
 def saliency(network: Network, some: Batch) -> Tensor:
@@ -61,14 +61,14 @@ def saliencies(network: Network, some: Batch, layers: list[int]) -> list[Tensor]
         leaf = network.encoder.embed(some.packed)
     leaf.requires_grad_()
     with torch.enable_grad():
-        made = trace(replace(network.encoder, embed=lambda _: leaf), some.packed)
-        said = gold(network, network(network.depth, made.at(network.depth)), some)
+        made = forward_all_layers(replace(network.encoder, embed=lambda _: leaf), some.packed)
+        said = gold_scores(network, network(network.depth, made.after(network.depth)), some)
     states = [made.states[layer] for layer in layers]
     grads = torch.autograd.grad(said.sum(), states)
     return [(g * h).norm(dim=1).detach() for g, h in zip(grads, states, strict=True)]
 
 
-def gold(network: Network, logits: Tensor, some: Batch) -> Tensor:
+def gold_scores(network: Network, logits: Tensor, some: Batch) -> Tensor:
     """What the model says for the right answer of each row: its logit, the number itself where the answer is one,
     and where a row has many answers (tags, spans) their log-likelihood."""  # [rows]
     task = network.task

@@ -19,11 +19,11 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
-from offramp.training.forward import Trace, trace
+from offramp.training.forward import LayerStates, forward_all_layers
 from offramp.training.losses import exit_loss
 
 Backward = Callable[[Tensor], None]
-Groups = list[dict[str, Any]]
+ParameterGroups = list[dict[str, Any]]
 
 
 @dataclass
@@ -33,44 +33,46 @@ class Stage:
     network: Network
     name: str = "fine-tune"
     head_lr: float = 5e-4
-    shared: bool = False  # plain fine-tuning that `--init RUN` replaces
-    labels: bool = True  # whether its loss needs targets; if no stage does, rows without labels will do
+    fine_tuning: bool = False  # plain fine-tuning that `--init RUN` replaces
+    needs_labels: bool = True  # whether its loss needs targets; if no stage does, rows without labels will do
     reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before it, if it `compares`
 
-    compares: ClassVar[bool] = False  # `select` asks what the model scored before this stage
+    needs_reference: ClassVar[bool] = False  # `select` asks what the model scored before this stage
 
-    def done_by(self, run: Mapping[str, Any]) -> bool:
+    def is_done_in(self, run: Mapping[str, Any]) -> bool:
         """Whether a run that `--init` names, told by its offramp.json, has done this stage already."""
-        return self.shared
+        return self.fine_tuning
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters this stage changes; gradients must reach exactly these."""
         return [(name, p) for name, p in self.network.named_parameters() if name.startswith("model.")]
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         """Parameter groups, one list per optimiser. The default: one AdamW, fresh heads at their own rate."""
-        fresh = fresh_parameters(self.network)
+        fresh = newly_initialized_parameters(self.network)
         body = [p for name, p in self.trainable() if name not in fresh]
         heads = [p for name, p in self.trainable() if name in fresh]
         return [[{"params": p, "lr": rate} for p, rate in ((body, lr), (heads, max(lr, self.head_lr))) if p]]
 
     def prepare(self, data: Data, folder: Path) -> None:
-        """Make artefacts (tables, saliencies, teacher logits) in `folder`; called again on resume."""
+        """Make artifacts (tables, saliencies, teacher logits) in `folder`; called again on resume."""
 
-    def mode(self) -> None:
+    def set_train_mode(self) -> None:
         """Which parts are in training mode; called before every epoch."""
         self.network.train(backbone=True, added=True)
 
-    def at(self, epoch: int, epochs: int, step: int) -> None:
+    def begin_epoch(self, epoch: int, epochs: int, step: int) -> None:
         """Where training stands, told before every epoch (a resumed run may begin in the middle of one)."""
 
-    def reached(self, share: float) -> None:
+    def set_progress(self, share: float) -> None:
         """How much of the stage is done, 0…1, told before every step: growing schedules span the whole stage."""
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """Loss and backward pass of one batch; what is returned is logged."""
         depth = self.network.depth
-        loss = exit_loss(self.network, depth, trace(self.network.encoder, batch.packed).at(depth), batch)
+        loss = exit_loss(
+            self.network, depth, forward_all_layers(self.network.encoder, batch.packed).after(depth), batch
+        )
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -81,35 +83,37 @@ class Stage:
     def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
         """After every epoch, its dev scores last in the history; the network is in evaluation mode."""
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         """Which epoch was best, by the task's metric on dev rows; of equals the later."""
-        return ranking(self.network, history)[0]
+        return rank_epochs(self.network, history)[0]
 
 
-def ranking(network: Network, history: Sequence[dict[str, float]]) -> list[int]:
+def rank_epochs(network: Network, history: Sequence[dict[str, float]]) -> list[int]:
     """Epochs by the task's metric on dev rows, the best first; of equals the later."""
     sign = 1.0 if network.task.higher_is_better else -1.0
     scores = [sign * epoch[network.task.metric] for epoch in history]
     return sorted(range(len(scores)), key=lambda i: (scores[i], i), reverse=True)
 
 
-def fastest(network: Network, history: Sequence[dict[str, float]], reference: dict[str, float], slack: float) -> int:
+def cheapest_epoch(
+    network: Network, history: Sequence[dict[str, float]], reference: dict[str, float], slack: float
+) -> int:
     """The epoch that spends least among those that score within `slack` of the reference; else the best one."""
     sign = 1.0 if network.task.higher_is_better else -1.0
     floor = sign * reference[network.task.metric] - slack
     fine = [i for i, epoch in enumerate(history) if sign * epoch[network.task.metric] >= floor]
-    return min(fine, key=lambda i: (history[i]["mac_share"], -i)) if fine else ranking(network, history)[0]
+    return min(fine, key=lambda i: (history[i]["mac_share"], -i)) if fine else rank_epochs(network, history)[0]
 
 
-def fresh_parameters(network: Network) -> set[str]:
+def newly_initialized_parameters(network: Network) -> set[str]:
     """Names of parameters that were never pretrained: the model's own head (with a pooler, if it had to be made) and
     whatever a method added."""
     base = {id(p) for p in network.hf.base_model.parameters()}
-    made = {f"model.{name}" for name in network.fresh}
+    made = {f"model.{name}" for name in network.newly_initialized}
     return {name for name, p in network.named_parameters() if id(p) not in base or name in made}
 
 
-def frozen(network: Network, packed: Packed) -> Trace:
+def forward_frozen(network: Network, packed: Packed) -> LayerStates:
     """A trace of the backbone without gradients, dropout off."""
     with torch.no_grad():
-        return trace(network.encoder, packed)
+        return forward_all_layers(network.encoder, packed)

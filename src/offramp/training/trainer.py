@@ -24,17 +24,17 @@ from torch import Tensor
 from offramp import engines
 from offramp.core.policy import Policy
 from offramp.inference.batching import full_macs, score_policy
-from offramp.nn.batches import Batch, Data, batch, grouped
+from offramp.nn.batches import Batch, Data, build_batch, epoch_batches
 from offramp.nn.network import Network
 from offramp.training import checkpoint
-from offramp.training.checkpoint import Progress
+from offramp.training.checkpoint import TrainingProgress
 from offramp.training.schedule import Schedule
-from offramp.training.sparse_tables import Tables, sparse
+from offramp.training.sparse_embeddings import SparseEmbeddings, sparse_gradients
 from offramp.training.stage import Stage
 from offramp.utils.hardware import best_precision
 
 
-class Interrupted(KeyboardInterrupt):
+class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C while training, after the state was saved; the same command goes on."""
 
 
@@ -48,13 +48,13 @@ class Trainer:
         self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
         network.to(self.accelerator.device)
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
-        self.stop, self.tables = False, Tables(network.hf)
+        self.stop, self.tables = False, SparseEmbeddings(network.hf)
 
-    def fit(self, stages: list[Stage], train: Data, dev: Data) -> Progress:
+    def fit(self, stages: list[Stage], train: Data, dev: Data) -> TrainingProgress:
         """All stages, from wherever an earlier attempt stopped."""
         self.accelerator.wait_for_everyone()
         found = checkpoint.read_progress(self.folder)
-        progress, resumed = found or Progress(), found is not None
+        progress, resumed = found or TrainingProgress(), found is not None
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, self._interrupt) if in_main_thread else None
         self.network.prepare(train, self.folder)
@@ -70,24 +70,24 @@ class Trainer:
         self.network.eval()
         return progress
 
-    def _run_stage(self, stage: Stage, train: Data, dev: Data, progress: Progress, resumed: bool) -> None:
+    def _run_stage(self, stage: Stage, train: Data, dev: Data, progress: TrainingProgress, resumed: bool) -> None:
         torch.manual_seed(self._seed(progress, 0))
-        artefacts = self.folder / f"stage-{progress.stage}"
-        artefacts.mkdir(parents=True, exist_ok=True)
+        artifacts = self.folder / f"stage-{progress.stage}"
+        artifacts.mkdir(parents=True, exist_ok=True)
         if not resumed:
-            progress.reference = self._score(Policy(), dev) if stage.compares else {}
+            progress.reference = self._score(Policy(), dev) if stage.needs_reference else {}
         stage.reference = progress.reference
         with self._autocast():
-            stage.prepare(train, artefacts)
+            stage.prepare(train, artifacts)
         for _, parameter in self.network.named_parameters():
             parameter.requires_grad_(False)
         for _, parameter in stage.trainable():
             parameter.requires_grad_(True)
         optimisers = [self._optimiser(groups) for groups in stage.optimisers(self.schedule.lr)]
         if resumed:
-            checkpoint.read(self.folder, self.network, optimisers)
-        best = artefacts / "best.safetensors"
-        with sparse(self.network.hf) as self.tables:
+            checkpoint.read_checkpoint(self.folder, self.network, optimisers)
+        best = artifacts / "best.safetensors"
+        with sparse_gradients(self.network.hf) as self.tables:
             for epoch in range(progress.epoch, self.schedule.epochs):
                 progress.epoch = epoch
                 self._run_epoch(stage, train, progress, optimisers)
@@ -95,22 +95,22 @@ class Trainer:
                 progress.epoch, progress.step, progress.loss_sum = epoch + 1, 0, 0.0
                 self._save(optimisers, progress)
                 if self._stopping():
-                    raise Interrupted
+                    raise TrainingInterrupted
         self.accelerator.wait_for_everyone()
         checkpoint.read_weights(best, self.network)
 
     def _run_epoch(
-        self, stage: Stage, train: Data, progress: Progress, optimisers: list[torch.optim.Optimizer]
+        self, stage: Stage, train: Data, progress: TrainingProgress, optimisers: list[torch.optim.Optimizer]
     ) -> None:
         """One pass over the rows, from the step an earlier attempt reached."""
-        stage.mode()
-        stage.at(progress.epoch, self.schedule.epochs, progress.step)
-        groups = grouped(self.network.task, train, self.schedule.batch_size, self._seed(progress, -1))
+        stage.set_train_mode()
+        stage.begin_epoch(progress.epoch, self.schedule.epochs, progress.step)
+        groups = epoch_batches(self.network.task, train, self.schedule.batch_size, self._seed(progress, -1))
         steps = len(groups)
         saved = time.monotonic()
         for step in range(progress.step, steps):
             started = time.monotonic()
-            stage.reached((progress.epoch + step / steps) / self.schedule.epochs)
+            stage.set_progress((progress.epoch + step / steps) / self.schedule.epochs)
             loss = self._step(stage, train, groups[step], progress, optimisers, steps)
             progress.step, progress.loss_sum = step + 1, progress.loss_sum + loss
             progress.seconds += time.monotonic() - started
@@ -121,14 +121,14 @@ class Trainer:
                 self._save(optimisers, progress)
                 saved = time.monotonic()
             if stopping:
-                raise Interrupted
+                raise TrainingInterrupted
 
     def _step(
         self,
         stage: Stage,
         train: Data,
         ids: list[int],
-        progress: Progress,
+        progress: TrainingProgress,
         optimisers: list[torch.optim.Optimizer],
         steps: int,
     ) -> float:
@@ -141,12 +141,12 @@ class Trainer:
                 group["lr"] = group["base_lr"] * rate
         logged, items = torch.zeros((), device=self.network.device), 0
         if mine:
-            made = batch(self.network.task, train, mine, self._seed(progress, -1)).to(self.network.device)
+            made = build_batch(self.network.task, train, mine, self._seed(progress, -1)).to(self.network.device)
             items = _items(made, self.network.task.kind) if self.world > 1 else 1
             torch.manual_seed(self._seed(progress, progress.step + 1) + self.rank)
             with self._autocast():
                 out = stage.step(made, lambda loss: (loss * items).backward())
-            self.tables.settle()
+            self.tables.densify_gradients()
             logged = out["loss"].float()
         parameters = [p for _, p in stage.trainable()]
         if self.world > 1:
@@ -176,13 +176,13 @@ class Trainer:
             return self.stop
         return bool(self.accelerator.reduce(torch.tensor(float(self.stop), device=self.network.device), "sum") > 0)
 
-    def _finish_epoch(self, stage: Stage, dev: Data, progress: Progress, best: Path) -> None:
+    def _finish_epoch(self, stage: Stage, dev: Data, progress: TrainingProgress, best: Path) -> None:
         metrics = self._score(stage.policy(), dev)
         steps = max(1, progress.step)
         progress.history.append(metrics)
         entry = {"stage": stage.name, "epoch": progress.epoch + 1, "loss": progress.loss_sum / steps, **metrics}
         progress.log.append(entry)
-        if self.accelerator.is_main_process and stage.select(progress.history) == len(progress.history) - 1:
+        if self.accelerator.is_main_process and stage.best_epoch(progress.history) == len(progress.history) - 1:
             checkpoint.write_weights(best, self.network)
         with self._autocast():
             stage.end_epoch(progress.history)
@@ -200,15 +200,15 @@ class Trainer:
         marked = [{**group, "base_lr": group["lr"]} for group in groups]
         return torch.optim.AdamW(marked, weight_decay=self.schedule.weight_decay, fused=True)
 
-    def _seed(self, progress: Progress, step: int) -> int:
+    def _seed(self, progress: TrainingProgress, step: int) -> int:
         return hash((self.schedule.seed, progress.stage, progress.epoch, step)) % 2**31
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def _save(self, optimisers: list[torch.optim.Optimizer], progress: Progress) -> None:
+    def _save(self, optimisers: list[torch.optim.Optimizer], progress: TrainingProgress) -> None:
         if self.accelerator.is_main_process:
-            checkpoint.write(self.folder, self.network, optimisers, progress)
+            checkpoint.write_checkpoint(self.folder, self.network, optimisers, progress)
 
     def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         """First Ctrl-C: save after this step and stop. Second: stop now; the last checkpoint stands."""

@@ -33,7 +33,7 @@ def ranks(packed: Packed, scores: Tensor, first: bool) -> Tensor:
     level = (scores.detach().double() * FINE).round().long().clamp(0, MOST - 1)  # [tokens]
     if first:
         level = torch.where(packed.tokens["position"] == 0, MOST, level)
-    return rows.ranks(level, packed)
+    return rows.rank_by_row(level, packed)
 
 
 def best(packed: Packed, scores: Tensor, counts: Tensor, first: bool) -> Tensor:

@@ -33,7 +33,7 @@ from offramp.methods.depth_adaptive.training import Adaptive
 from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Threshold
+from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.stage import Stage
 
 GRID = (0.95, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02)
@@ -45,8 +45,13 @@ class DepthAdaptive(Method):
     name = "depth_adaptive"
     settings = DecoderSettings
     options = DepthAdaptiveOptions
-    space = Threshold(
-        "threshold", loosest=0.0, unit="uncertainty", replay=False, grid=GRID, also=lambda net: _published(net)
+    space = ThresholdSpace(
+        "threshold",
+        full_value=0.0,
+        unit="uncertainty",
+        replay=False,
+        grid=GRID,
+        extra_settings=lambda net: _published(net),
     )
     needs = frozenset({"example_error"})
     decodes = True

@@ -11,7 +11,7 @@ from offramp.core.policy import Policy
 from offramp.decoding.exits import DecoderSettings
 from offramp.errors import OfframpError
 from offramp.methods.depth_adaptive.units import halting_units
-from offramp.nn.confidence import row_least_confidence, whole_words
+from offramp.nn.confidence import row_least_confidence, tokens_of_certain_words
 from offramp.nn.network import Network
 
 
@@ -38,7 +38,7 @@ class EncoderPolicy(Policy):
         asked = words if left is None else words & (left < 0)
         sure = torch.ones_like(words)
         sure[asked] = self._uncertainty(layer, s, asked) < self.limit
-        s.settle(whole_words(sure[words], s.packed))
+        s.settle(tokens_of_certain_words(sure[words], s.packed))
         going = (s.packed.tokens["left"] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
 

@@ -14,12 +14,12 @@ from offramp.core.packed import Packed
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.batches import Batch
-from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smoothed
+from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smooth_over_neighbours
 from offramp.nn.exit_policies import exit_weights
 from offramp.nn.network import Network
-from offramp.nn.words import spread_out, words_of
-from offramp.training.forward import Soft, Trace, trace
-from offramp.training.losses import IGNORED
+from offramp.nn.words import token_and_row_depths, words_of
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
+from offramp.training.losses import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage
 
 
@@ -35,14 +35,14 @@ class Pass(NamedTuple):
     """One batch through all layers, and what every exit says of it."""
 
     batch: Batch
-    made: Trace
+    made: LayerStates
     logits: list[Tensor]  # exits after layer 1…L
 
 
 def through(network: Network, batch: Batch) -> Pass:
     """All layers, all exits."""
-    made = trace(network.encoder, batch.packed)
-    return Pass(batch, made, [network(layer, made.at(layer)) for layer in range(1, network.depth + 1)])
+    made = forward_all_layers(network.encoder, batch.packed)
+    return Pass(batch, made, [network(layer, made.after(layer)) for layer in range(1, network.depth + 1)])
 
 
 def aligned_losses(network: Network, seen: Pass) -> Tensor:
@@ -65,27 +65,27 @@ def mixed_words_loss(network: Network, batch: Batch, samples: int) -> Tensor:
     words = words_of(packed)
     for _ in range(samples):
         drawn = torch.randint(1, network.depth + 1, words.key.shape, device=words.key.device)
-        depth, _ = spread_out(words, drawn, packed, network.depth)
-        made = trace(network.encoder, packed, Soft(gate=partial(_going, depth)))
+        depth, _ = token_and_row_depths(words, drawn, packed, network.depth)
+        made = forward_all_layers(network.encoder, packed, ForwardHooks(gate=partial(_going, depth)))
         for layer in range(1, network.depth + 1):
-            own = ((batch.targets != IGNORED) & (depth == layer)).nonzero().squeeze(1)
+            own = ((batch.targets != IGNORED_TARGET) & (depth == layer)).nonzero().squeeze(1)
             some = Packed(made.states[layer].index_select(0, own), torch.tensor([len(own)]))
             said = network(layer, some).float()
             losses.append(F.cross_entropy(said, batch.targets[own], reduction="sum"))
-    return torch.stack(losses).sum() / (samples * max(1, int((batch.targets != IGNORED).sum())))
+    return torch.stack(losses).sum() / (samples * max(1, int((batch.targets != IGNORED_TARGET).sum())))
 
 
-def _going(depth: Tensor, layer: int, _: Trace) -> Tensor:
+def _going(depth: Tensor, layer: int, _: LayerStates) -> Tensor:
     return (depth >= layer).float()
 
 
 def halting_loss(network: Network, units: Halting, seen: Pass, oracle: Oracle, detach: bool) -> Tensor:
     """Cross-entropy of the units' exit distribution against the oracle's exit."""
     place = right_exits(network, seen, oracle, units.by_word)
-    asked = seen.batch.targets != IGNORED if units.by_word else None
+    asked = seen.batch.targets != IGNORED_TARGET if units.by_word else None
 
     def ask(layer: int) -> Tensor:
-        states = seen.made.at(layer)
+        states = seen.made.after(layer)
         states = states.with_states(network.encoder.final(states.states.detach() if detach else states.states))
         return units.ask(layer, states.mean() if asked is None else states.states[asked])
 
@@ -105,14 +105,14 @@ def right_exits(network: Network, seen: Pass, oracle: Oracle, by_word: bool) -> 
         else:
             worth = torch.stack([1.0 - task.example_error(said, targets, lengths) for said in seen.logits])
         return best_exit(worth, oracle.penalty)
-    asked = targets != IGNORED
+    asked = targets != IGNORED_TARGET
     answers, truth = [said[asked].float() for said in seen.logits], targets[asked]
     if likely:
         worth = torch.stack([-F.cross_entropy(said, truth, reduction="none") for said in answers])
     else:
         worth = torch.stack([(said.argmax(1) == truth).float() for said in answers])
     counts = torch.bincount(seen.batch.packed.row_of_token[asked], minlength=len(lengths))
-    return best_exit(smoothed(worth, counts, oracle.sigma), oracle.penalty)
+    return best_exit(smooth_over_neighbours(worth, counts, oracle.sigma), oracle.penalty)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from offramp.nn.exit_oracles import Geometric, Multinomial
+from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit
 from offramp.nn.network import Network
 
 Form = Literal["multinomial", "geometric", "threshold"]
@@ -19,9 +19,9 @@ class Halting(nn.ModuleDict):
         super().__init__()
         self.form, self.by_word = form, by_word  # by_word: every word has its own depth, else every row
         if form == "multinomial":
-            self["1"] = Multinomial(hidden, depth)
+            self["1"] = MultinomialExitUnit(hidden, depth)
         elif form == "geometric":
-            self.update({str(layer): Geometric(hidden, exits=2) for layer in range(1, depth)})
+            self.update({str(layer): GeometricExitUnit(hidden, exits=2) for layer in range(1, depth)})
 
     def ask(self, layer: int, states: Tensor) -> Tensor:
         """Logits over all exits [n, exits], or of stopping here [n]."""

@@ -30,7 +30,7 @@ from offramp.methods.faster_dat.training import GuessWords, Planned
 from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.network import Network
-from offramp.nn.setting_space import Integer
+from offramp.nn.setting_space import IntegerSpace
 from offramp.training.stage import Stage
 
 
@@ -40,7 +40,7 @@ class FasterDAT(Method):
     name = "faster_dat"
     settings = FasterDATSettings
     options = FasterDATOptions
-    space = Integer("cap", loosest=0, replay=False, most=lambda network: deepest_word(network) - 1)
+    space = IntegerSpace("cap", full_value=0, replay=False, largest=lambda network: deepest_word(network) - 1)
     hf_equal = False
 
     def modules(self, network: Network, options: FasterDATOptions) -> nn.ModuleDict:
@@ -52,7 +52,7 @@ class FasterDAT(Method):
             given = f"layers={options.layers}"
             raise OfframpError("a largest depth", given, f"this model has {network.depth} layers; 0 takes all")
         added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
-        apply, cost = network.last.apply, network.last.cost
+        apply, cost = network.model_head.apply, network.model_head.cost
         if options.pool == "meanmax" and not network.per_token:
             head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
             added["final_head"], apply, cost = head, head.forward, head.cost

@@ -24,7 +24,7 @@ from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.network import Network
 from offramp.nn.words import words_of
-from offramp.training.forward import Soft, trace
+from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.utils.hf_logging import quiet
 
 AUTO = "AutoModelForMaskedLM"
@@ -134,7 +134,7 @@ def _read(source: str) -> tuple[Any, bool, int]:
 def layer_losses(model: MaskedModel, packed: Packed, hidden: Tensor, targets: Tensor, layers: int) -> Tensor:
     """The loss of every hidden token after every layer: token indices [hidden] → [layers, hidden]."""
     encoder, head = model.encoder, model.head
-    made = trace(encoder, packed, Soft(skip=lambda layer: layer > layers))
+    made = forward_all_layers(encoder, packed, ForwardHooks(skip=lambda layer: layer > layers))
     count, losses = torch.tensor([len(hidden)]), []
     for layer in range(1, layers + 1):
         states = encoder.final(made.states[layer].index_select(0, hidden))

@@ -16,7 +16,7 @@ from offramp.methods.faster_dat.options import FasterDATSettings
 from offramp.methods.faster_dat.reconstruction import Passes, count, estimate
 from offramp.methods.faster_dat.word_depths import word_depths_of
 from offramp.nn.network import Network
-from offramp.nn.words import Words, spread_out, words_of
+from offramp.nn.words import Words, token_and_row_depths, words_of
 
 
 class FasterDATPolicy(Policy):
@@ -32,7 +32,7 @@ class FasterDATPolicy(Policy):
 
     def on_embeddings(self, s: State) -> None:
         words = words_of(s.packed)
-        tokens, last = spread_out(words, self.depths(words, s).clamp(max=self.cap), s.packed, self.cap)
+        tokens, last = token_and_row_depths(words, self.depths(words, s).clamp(max=self.cap), s.packed, self.cap)
         s.packed = s.packed.with_tokens(depth=tokens).with_rows(last=last)
 
     def depths(self, words: Words, s: State) -> Tensor:

@@ -18,9 +18,9 @@ from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettin
 from offramp.methods.faster_dat.policy import FasterDATPolicy, _Given
 from offramp.methods.faster_dat.reconstruction import Guessing, by_reconstruction, some_of
 from offramp.methods.faster_dat.word_depths import Extent, depths_at, word_depths_of
-from offramp.nn.artifacts import kept
+from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
-from offramp.training.stage import Backward, Groups, Stage
+from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
 @dataclass
@@ -33,13 +33,13 @@ class GuessWords(Stage):
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.masked.")]
 
-    def optimisers(self, lr: float) -> list[Groups]:
+    def optimisers(self, lr: float) -> list[ParameterGroups]:
         base = {id(p) for p in self.masked.model.base_model.parameters()}
         body, head = ([p for _, p in self.trainable() if (id(p) in base) is inside] for inside in (True, False))
         rate = max(lr, self.head_lr) if self.masked.made_head else lr
         return [[{"params": body, "lr": lr}, *([{"params": head, "lr": rate}] if head else [])]]
 
-    def mode(self) -> None:
+    def set_train_mode(self) -> None:
         self.network.train(backbone=False, added=True)
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class GuessWords(Stage):
         backward(loss)
         return {"loss": loss.detach()}
 
-    def select(self, history: Sequence[dict[str, float]]) -> int:
+    def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         return len(history) - 1  # dev scores are the untouched network's
 
 
@@ -59,7 +59,7 @@ class Planned(Stage):
     own: tuple[Tensor, ...] = ()  # transductive: the depths of each training row's words
 
     def prepare(self, data: Data, folder: Path) -> None:
-        made = kept(folder / "depths.safetensors", lambda: self._plan(data))
+        made = load_or_compute(folder / "depths.safetensors", lambda: self._plan(data))
         word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in made.items()})
         if self.options.transductive:
             depths = depths_at(made["own"], made["penalties"], self.options.penalty)
@@ -96,7 +96,7 @@ class Planned(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         rule = FasterDATPolicy(self.network, FasterDATSettings())
         if self.own:
-            rule = _Given(self.network, torch.cat([self.own[i] for i in batch.ids]))
+            rule = _Given(self.network, torch.cat([self.own[i] for i in batch.indices]))
         made = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
         lengths = batch.packed.lengths.to(made.logits.device)
         loss = self.network.task.loss(made.logits, batch.targets, lengths)

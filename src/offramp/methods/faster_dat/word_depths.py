@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
-from offramp.nn.batches import Data, packed_rows
+from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.words import Words, words_of
 from offramp.tasks import Task
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 def seen(task: Task, data: Data, least_count: int = 1) -> Seen:
     """The words that occur often enough in the rows, or an error if none is left."""
-    packed = packed_rows(task, data.encoded)
+    packed = pack_rows(task, data.encoded)
     words = words_of(packed)
     found = vocabulary(words)
     often = found.times >= least_count

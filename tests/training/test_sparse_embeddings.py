@@ -8,20 +8,20 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from offramp.training.sparse_tables import LARGE, sparse
+from offramp.training.sparse_embeddings import LARGE_TABLE, sparse_gradients
 
 
 def learned(table: nn.Embedding, batches: Iterable[Tensor], tell: bool) -> Tensor:
     network, start = nn.ModuleDict({"words": table, "few": nn.Embedding(8, 4)}), table.weight.detach().clone()
     optimiser = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.01)
-    with sparse(network) if tell else nullcontext(None) as tables:
+    with sparse_gradients(network) if tell else nullcontext(None) as tables:
         for ids in batches:
             optimiser.zero_grad()
             table(ids).pow(2).sum().backward()
             (table(ids[:2]).sum() * 3.0).backward()  # several ways back add up
             if tables is not None:
                 assert table.weight.grad is not None and table.weight.grad.is_sparse
-                tables.settle()
+                tables.densify_gradients()
             assert table.weight.grad is not None and not table.weight.grad.is_sparse
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimiser.step()
@@ -32,7 +32,7 @@ def learned(table: nn.Embedding, batches: Iterable[Tensor], tell: bool) -> Tenso
 
 def test_the_same_as_dense_gradients() -> None:
     torch.manual_seed(0)
-    table = nn.Embedding(LARGE, 4)
+    table = nn.Embedding(LARGE_TABLE, 4)
     batches = [torch.tensor([3, 3, 7, 4000]), torch.tensor([7, 1, 0]), torch.tensor([4095, 4095])]
     dense, ours = learned(table, batches, False), learned(table, batches, True)
     assert torch.allclose(dense, ours, atol=1e-7) and not torch.equal(dense, table.weight)
@@ -40,8 +40,8 @@ def test_the_same_as_dense_gradients() -> None:
 
 
 def test_small_and_shared_tables_are_left_alone() -> None:
-    table, head = nn.Embedding(LARGE, 4), nn.Linear(4, LARGE, bias=False)
+    table, head = nn.Embedding(LARGE_TABLE, 4), nn.Linear(4, LARGE_TABLE, bias=False)
     head.weight = table.weight
-    for network in (nn.ModuleList([table, head]), nn.ModuleList([nn.Embedding(LARGE - 1, 4)])):
-        with sparse(network) as tables:
+    for network in (nn.ModuleList([table, head]), nn.ModuleList([nn.Embedding(LARGE_TABLE - 1, 4)])):
+        with sparse_gradients(network) as tables:
             assert tables.modules == [] and not table.sparse

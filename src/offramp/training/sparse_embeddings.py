@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-LARGE = 4096  # rows from which it pays
+LARGE_TABLE = 4096  # rows from which it pays
 
 
-class Tables:
+class SparseEmbeddings:
     """The large tables of a model that nothing else shares."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,11 +26,13 @@ class Tables:
         self.modules = [
             module
             for module in found
-            if module.num_embeddings >= LARGE and shared[id(module.weight)] == 1 and module.weight.device.type == "cpu"
+            if module.num_embeddings >= LARGE_TABLE
+            and shared[id(module.weight)] == 1
+            and module.weight.device.type == "cpu"
         ]
         self.dense: dict[int, tuple[Tensor, Tensor]] = {}  # by place: the tensor that stays, the rows that are filled
 
-    def settle(self) -> None:
+    def densify_gradients(self) -> None:
         """Sparse gradients become dense ones."""
         for place, module in enumerate(self.modules):
             grad = module.weight.grad
@@ -49,9 +51,9 @@ class Tables:
 
 
 @contextmanager
-def sparse(model: nn.Module) -> Iterator[Tables]:
+def sparse_gradients(model: nn.Module) -> Iterator[SparseEmbeddings]:
     """Large tables give sparse gradients in here; call `settle` after every way back."""
-    tables = Tables(model)
+    tables = SparseEmbeddings(model)
     before = [module.sparse for module in tables.modules]
     for module in tables.modules:
         module.sparse = True
