@@ -8,8 +8,10 @@ two cores. Accuracy: the same setting on all report rows (result cells), as the 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ PEERS = {"hf-sdpa": ("Hugging Face", "#999999"), "onnxruntime": ("ONNX Runtime",
 OURS = "#c51b7d"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the picture; the same results give the same file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(arguments)
     with matplotlib.rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(9.6, 2.5), layout="constrained")
         axes = figure.subplots(1, len(PANELS))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,13 @@ def scores(run: str, source: str) -> dict[str, Any]:
     return {"metric": task.metric, "model": model_name(predictor.model.base_model), "trained": kept, "exits": found}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """A table of runs by exits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", required=True)
     parser.add_argument("--json")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     made = {Path(run).name: scores(run, options.data) for run in options.runs}
     for name, one in made.items():
         print(f"{name:24}", *(f"{layer}:{100 * value:5.1f}" for layer, value in one["exits"].items()))

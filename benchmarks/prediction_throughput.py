@@ -12,7 +12,7 @@ import argparse
 import datetime
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,16 @@ def timed(job: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", type=int, default=1600)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     predictor = Predictor.load(args.run)
     rows = read(args.data, limit=args.rows)

@@ -7,9 +7,10 @@ Only files under results/ are read; nothing is measured. Run it after adding a f
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ with one operating point show that point alone. What the folders hold: [README.m
 """
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the index next to the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(arguments)
     (RESULTS / "INDEX.md").write_text(index(RESULTS), encoding="utf-8")
     sys.stdout.write(f"written: {RESULTS / 'INDEX.md'}\n")
 

@@ -13,6 +13,7 @@ import datetime
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def packed(source: str, task: Any, data: Data, precision: str, size: int) -> flo
         return trainer.fit(method.stages(net, method.options()), data, few).seconds
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--train", required=True)
     parser.add_argument("--rows", type=int, default=1920)
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precisions", default="fp32,bf16")
     parser.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     rows = read(args.train, limit=args.rows)
     task = tasks.get("classification").from_rows(rows, args.train)

@@ -32,20 +32,10 @@ def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
     assert Path("b.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_another_measurement(call: Call, trained: Path) -> None:
-    data = rows("test.jsonl", runs.rows("classification", 4, 6))
-    given = ("--what", "overhead", "--engines", "torch", "--rounds", 1, "--threads", 1)
-    said = call("bench", trained, "--data", data, *given, "--json", "b.json")
-    assert said.code == 0 and "overhead of torch fp32" in said.out and "hardware" in said.out
-    (found,) = json.loads(Path("b.json").read_text())["measured"]
-    assert found["what"] == "overhead" and found["engine"] == "torch"
-
-
 BAD = {
     "an unknown peer": (["--against", "tensorflow"], "use some of: hf"),
     "an unknown engine": (["--engines", "abacus"], "engines of ours"),
     "no batch size": (["--batch-sizes", "many"], "--batch-sizes 1,8,32"),
-    "an unknown measurement": (["--what", "beauty"], "speed, growth"),
     "no such budget": (["--budgets", "cheap"], "max-loss=0.01"),
     "an order": (["--orders", "random"], "given, sorted"),
 }

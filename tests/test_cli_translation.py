@@ -74,11 +74,8 @@ def test_round_trip(call: Call, spoken: Path) -> None:
     assert refused.code == 2 and "translation" in refused.err
     refused = call("calibrate", "run", "--data", data, "--latency", "5ms")
     assert refused.code == 2 and "how much is said" in refused.err
-    for what in ("speed", "overhead"):
-        refused = call("bench", "run", "--data", data, "--what", what, "--against", "hf", "--no-memory")
-        assert refused.code == 2 and "says words one by one" in refused.err
-    assert call("lengths", "run", "--data", data, "--budget", 0.9, "--rounds", 1, "--json", "times.json").code == 0
-    assert all(group["mac_share"] < 1 for group in json.loads(Path("times.json").read_text())["lengths"])
+    refused = call("bench", "run", "--data", data, "--against", "hf", "--no-memory")
+    assert refused.code == 2 and "translation" in refused.err
     assert call("info", "run").code == 0
 
 

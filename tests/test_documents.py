@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from benchmarks import accuracy_time, results_index
 
+from benchmarks import accuracy_time, results_index
 from offramp import backbones, methods, tasks
 from offramp.cli import app
 

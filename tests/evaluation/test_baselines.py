@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from offramp.cli import main
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
-from tests import runs
 
 GOOD, BAD = ["good film", "a good and fine film", "good good"], ["bad film", "a bad and poor film", "bad bad"]
 ROWS = [{"text": text, "label": 1} for text in GOOD * 3] + [{"text": text, "label": 0} for text in BAD * 3]
@@ -28,15 +23,6 @@ def test_pairs_are_refused() -> None:
     pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
     with pytest.raises(OfframpError, match="single texts"):
         tfidf(pairs, pairs, ("a", "b"), "a command")
-
-
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = runs.jsonl(tmp_path / "films.jsonl", ROWS), tmp_path / "cell.json"
-    with pytest.raises(SystemExit) as stop:
-        main(["baseline", "--train", source, "--data", source, "--json", str(out)])
-    assert stop.value.code == 0
-    assert "1.0000" in capsys.readouterr().out
-    assert json.loads(out.read_text())["split"] == "films"
 
 
 def test_words_that_never_repeat_are_refused() -> None:

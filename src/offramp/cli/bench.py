@@ -15,7 +15,6 @@ def command(
     run: Run,
     *,
     data: Annotated[str, typer.Option(help="labelled rows")],
-    what: Annotated[str, typer.Option(help="speed, growth, startup or overhead")] = "speed",
     batch_sizes: Annotated[str, typer.Option(help="rows in a batch")] = "1,8,32",
     budgets: Annotated[
         str, typer.Option(help="of the run: shares, default, max-loss=0.01, risk=0.01, latency=5ms")
@@ -37,28 +36,9 @@ def command(
     """Measure rows a second, latency, memory and score of a run at several budgets, and of other runtimes."""
     from offramp.cli.printing.bench_tables import print_bench
     from offramp.cli.printing.progress import BenchDisplay
-    from offramp.cli.printing.tables import print_measurements
-    from offramp.commands.bench import bench, bench_other
+    from offramp.commands.bench import bench
 
     sizes, names = comma_numbers(batch_sizes, "--batch-sizes"), key_values(column, "--column")
-    if what != "speed":
-        made = bench_other(
-            run,
-            data,
-            what,
-            budget=comma_list(budgets)[0],
-            engines=comma_list(engines),
-            precision=comma_list(precisions)[0],
-            batch_size=max(sizes),
-            rounds=rounds,
-            threads=threads,
-            rows=rows,
-            columns=names,
-            json=json,
-            command=command_line(),
-        )
-        print_measurements(made)
-        return
     with BenchDisplay() as progress:
         made = bench(
             run,

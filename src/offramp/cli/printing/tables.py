@@ -145,19 +145,6 @@ def print_comparison(made: Comparison, out_folder: str) -> None:
         out.print(f"stopped by the time limit with {made.progress.left} cells left; go on with --resume")
 
 
-def print_measurements(file: Mapping[str, Any]) -> None:
-    """Print measurements other than speed (growth, start-up, overhead), a table for each engine."""
-    for one in file["measured"]:
-        table = Table(title=f"{one['what']} of {one['engine']} {one['precision']}", title_justify="left")
-        table.add_column("measure")
-        table.add_column("value", justify="right")
-        for name, value in one.items():
-            if name not in ("what", "engine", "precision"):
-                table.add_row(name.replace("_", " "), str(value))
-        out.print(table)
-    print_line(f"hardware: {file['hardware']}")
-
-
 DEMO_COLUMNS = ("budget", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up", "ms\nalone",
                 "speed-up")  # fmt: skip
 DEMO_NEXT = """
