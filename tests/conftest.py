@@ -43,6 +43,6 @@ def every_task(base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.fixture(scope="session")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def translation_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished `depth_adaptive` run on a translation task that it has learned. Read only."""
-    return factories.translation_run_folder(tmp_path_factory.mktemp("spoken"))
+    return factories.translation_run_folder(tmp_path_factory.mktemp("translation"))

@@ -4,7 +4,8 @@ Everything is random but seeded, built in memory or in a temporary folder, and n
 
 - `hf_model`, `hf_translation_model`: tiny random Hugging Face models; `token_ids`, `hf_padded` go with them.
 - `wordpiece_tokenizer`, `bytelevel_tokenizer`: tokenizers of the two kinds that behave differently.
-- `make_task`, `data`, `batch`, `network`, `exit_network`, `translation_network`, `run_policy`: in memory.
+- `make_task`, `data`, `batch`, `network`, `exit_network`, `translation_network`, `run_policy`, `run_decoding`: in
+  memory.
 - `ExitAt`, `KeepFirst`, `SetGates`: policies that do one thing at a stated moment.
 - `labelled_rows`, `translation_rows`, `write_jsonl`, `model_folder`, `run_folder`, `translation_run_folder`: files.
 """
@@ -29,16 +30,19 @@ from offramp import engines, methods, tasks
 from offramp.commands.train import TrainRequest, run_training
 from offramp.core.attention import Scores
 from offramp.core.loop import Result, State, run
-from offramp.core.packed import Packed
+from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
+from offramp.decoding.beam_search import GenerationRules, Hypothesis, generate
+from offramp.decoding.decoder import generation_rules, pad_packed, step_decoder
+from offramp.decoding.loop import Decoding
 from offramp.inference.run_folder import build_network, quiet
 from offramp.nn import batches
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
-from offramp.nn.network import Network
-from offramp.nn.network import bare_network as bare_network
+from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
+from offramp.training.forward import forward_all_layers
 from offramp.training.schedule import Schedule
 
 # Hugging Face models
@@ -267,6 +271,23 @@ def run_policy(net: Network, policy: Policy, packed: Packed) -> Result:
     """Return what the loop computes for a batch on the reference engine."""
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, packed)
+
+
+def run_decoding(
+    net: Network,
+    policy: Policy,
+    ids: Sequence[list[int]],
+    beams: int = 1,
+    rules: GenerationRules | None = None,
+    limits: int | Sequence[int] = 14,
+) -> tuple[list[Hypothesis], Decoding]:
+    """Return the hypotheses of these sources and the decoding they come from; at most `limits` pieces each."""
+    packed = pack(list(ids))
+    with torch.inference_mode():
+        source, _ = pad_packed(packed, forward_all_layers(net.encoder, packed).states[-1])
+        decoding = Decoding(step_decoder(net), policy, source, packed.lengths, beams)
+        longest = [limits] * len(ids) if isinstance(limits, int) else limits
+        return generate(decoding, rules or generation_rules(net), longest), decoding
 
 
 # policies

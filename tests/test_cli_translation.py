@@ -20,10 +20,10 @@ from tests.test_cli import Call, call
 __all__ = ["call"]  # the fixture of the other commands' tests
 
 
-def test_a_copy_task_is_learned_and_most_words_leave_early(spoken: Path) -> None:
-    points = json.loads((spoken / "points.json").read_text())
+def test_a_copy_task_is_learned_and_most_words_leave_early(translation_run: Path) -> None:
+    points = json.loads((translation_run / "points.json").read_text())
     assert points["metric"] == "bleu" and points["scale"] == 100.0 and points["points"][-1]["score"] > 95.0
-    model = offramp.load(spoken)
+    model = offramp.load(translation_run)
     rows = speaking.rows(50, seed=7)
     said = model.predict([row["src"] for row in rows])
     assert np.mean([one["text"] == row["tgt"] for one, row in zip(said, rows, strict=True)]) > 0.9
@@ -34,28 +34,28 @@ def test_a_copy_task_is_learned_and_most_words_leave_early(spoken: Path) -> None
     assert sum(one["macs"] for one in said) < 0.75 * sum(one["macs"] for one in full)
 
 
-def test_plain_transformers_opens_the_folder_and_gives_the_full_model(spoken: Path) -> None:
-    model = transformers.MarianMTModel.from_pretrained(spoken)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(spoken)
+def test_plain_transformers_opens_the_folder_and_gives_the_full_model(translation_run: Path) -> None:
+    model = transformers.MarianMTModel.from_pretrained(translation_run)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(translation_run)
     texts = [row["src"] for row in speaking.rows(10, seed=8)]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     theirs = tokenizer.batch_decode(model.eval().generate(**batch, max_new_tokens=20), skip_special_tokens=True)
-    ours = offramp.load(spoken).predict(texts, budget=1.0)
+    ours = offramp.load(translation_run).predict(texts, budget=1.0)
     assert [one["text"] for one in ours] == [text.strip() for text in theirs]
 
 
-def test_save_and_load_change_nothing_and_batches_change_nothing(spoken: Path) -> None:
+def test_save_and_load_change_nothing_and_batches_change_nothing(translation_run: Path) -> None:
     texts = [row["src"] for row in speaking.rows(20, seed=9)]
-    one, other = offramp.load(spoken), offramp.load(spoken)
+    one, other = offramp.load(translation_run), offramp.load(translation_run)
     together = one.predict(texts, batch_size=20)
     assert other.predict(texts, batch_size=1) == together
-    first, second = load_run(spoken), load_run(spoken)
+    first, second = load_run(translation_run), load_run(translation_run)
     for (name, a), (_, b) in zip(first.network.named_parameters(), second.network.named_parameters(), strict=True):
         assert torch.equal(a, b), name
 
 
-def test_round_trip(call: Call, spoken: Path) -> None:
-    shutil.copytree(spoken, "run")
+def test_round_trip(call: Call, translation_run: Path) -> None:
+    shutil.copytree(translation_run, "run")
     data = runs.jsonl(Path("new.jsonl"), speaking.rows(30, seed=3))
     said = call("calibrate", "run", "--data", data)
     assert said.code == 0 and "bleu" in said.out
@@ -128,8 +128,8 @@ def test_bad_input(call: Call, tmp_path: Path, what: str) -> None:
     assert said.code == 2 and all(word in said.err for word in expected), said.err
 
 
-def test_a_vocabulary_the_model_cannot_say(call: Call, spoken: Path, tmp_path: Path) -> None:
-    shutil.copytree(spoken, "model")
+def test_a_vocabulary_the_model_cannot_say(call: Call, translation_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(translation_run, "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained("model")
     tokenizer.add_tokens([f"piece{number}" for number in range(200)])
     tokenizer.save_pretrained("model")
@@ -137,14 +137,14 @@ def test_a_vocabulary_the_model_cannot_say(call: Call, spoken: Path, tmp_path: P
     assert said.code == 2 and "a tokenizer of" in said.err and "can say" in said.err
 
 
-def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, spoken: Path) -> None:
+def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, translation_run: Path) -> None:
     Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
-    said = call("predict", spoken, "--input", "lines.txt")
+    said = call("predict", translation_run, "--input", "lines.txt")
     assert said.code == 2 and "lines.txt" in said.err and "row 2" in said.err and "takes 24" in said.err
 
 
-def test_a_compiled_encoder_says_the_same(spoken: Path) -> None:
+def test_a_compiled_encoder_says_the_same(translation_run: Path) -> None:
     """What `engine="auto"` picks on a CPU."""
     texts = [row["src"] for row in speaking.rows(12, seed=9)]
-    compiled = offramp.load(spoken, engine="openvino")
-    assert compiled.predict(texts) == compiled.predict(texts, batch_size=1) == offramp.load(spoken).predict(texts)
+    compiled, eager = offramp.load(translation_run, engine="openvino"), offramp.load(translation_run)
+    assert compiled.predict(texts) == compiled.predict(texts, batch_size=1) == eager.predict(texts)

@@ -31,11 +31,12 @@ from offramp import __version__, methods
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.readers import read
-from offramp.decoding.beam_search import speak
+from offramp.decoding.beam_search import generate
+from offramp.decoding.decoder import decoder_of, generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
-from offramp.decoding.teacher_forcing import Lesson, decoder_of, rules, side_by_side, speaker
-from offramp.decoding.training import marks
-from offramp.decoding.translate import limit
+from offramp.decoding.teacher_forcing import encode_source, teacher_force
+from offramp.decoding.training import score_exits
+from offramp.decoding.translate import length_limit
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware, place
 from offramp.evaluation.timing import interleaved
@@ -138,11 +139,11 @@ def oracle_depths(
     network, parts, counts = predictor.network, [], []
     for start in range(0, len(data.encoded), 64):
         size = range(start, min(start + 64, len(data.encoded)))
-        lesson = Lesson(network, build_batch(network.task, data, size, seed=None).to(network.device))
-        taught = lesson.taught(lesson.source())
-        exits = marks(network, taught, 0.0, range(1, network.depth + 1))
-        parts.append((exits.right.float(), -exits.misses))
-        counts.append(taught.lengths)
+        rows = build_batch(network.task, data, size, seed=None).to(network.device)
+        forced = teacher_force(network, rows, encode_source(network, rows))
+        exits = score_exits(network, forced, 0.0, range(1, network.depth + 1))
+        parts.append((exits.correct.float(), -exits.nll))
+        counts.append(forced.lengths)
     lengths = torch.cat(counts)
     found = []
     for kind, values in zip(("correctness", "likelihood"), zip(*parts, strict=True), strict=True):
@@ -186,16 +187,16 @@ def decoder_speed(
 @torch.inference_mode()
 def _encode(predictor: Predictor, encoded: Sequence[Any]) -> tuple[Packed, Tensor]:
     packed = pack_rows(predictor.task, encoded).to(predictor.network.device)
-    return packed, side_by_side(packed, forward_all_layers(predictor.network.encoder, packed).states[-1])[0]
+    return packed, pad_packed(packed, forward_all_layers(predictor.network.encoder, packed).states[-1])[0]
 
 
 @torch.inference_mode()
 def _decode(predictor: Predictor, policy: Policy, call: tuple[Packed, Tensor]) -> tuple[int, int]:
     """Return the number of words decoded, and of blocks they went through."""
     (packed, source), network = call, predictor.network
-    decoding = Decoding(speaker(network), policy, source, packed.lengths)
-    most = [limit(tokens, decoder_of(network).positions) for tokens in packed.lengths.tolist()]
-    hypotheses = speak(decoding, rules(network), most)
+    decoding = Decoding(step_decoder(network), policy, source, packed.lengths)
+    most = [length_limit(tokens, decoder_of(network).positions) for tokens in packed.lengths.tolist()]
+    hypotheses = generate(decoding, generation_rules(network), most)
     return sum(len(one.exits) for one in hypotheses), sum(sum(one.exits) for one in hypotheses)
 
 

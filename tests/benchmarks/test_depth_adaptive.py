@@ -13,8 +13,8 @@ from offramp.errors import OfframpError
 from tests import runs, speaking
 
 
-def test_exits_trade_off_and_oracles(spoken: Path, tmp_path: Path) -> None:
-    model = offramp.load(spoken)
+def test_exits_trade_off_and_oracles(translation_run: Path, tmp_path: Path) -> None:
+    model = offramp.load(translation_run)
     data = depth_adaptive.prepare_data(model, speaking.rows(20, seed=4), "rows")
     table = depth_adaptive.bleu_by_exit(model, data)
     assert set(table["bleu"]) == {"1", "2", "3"} and table["bleu"]["3"] > 90 and table["uniform"] > 50
@@ -29,8 +29,8 @@ def test_exits_trade_off_and_oracles(spoken: Path, tmp_path: Path) -> None:
     assert len(found) == 2 * 3 * 3
 
 
-def test_decoder_speed_reports_every_setting_and_batch_size(spoken: Path) -> None:
-    model = offramp.load(spoken)
+def test_decoder_speed_reports_every_setting_and_batch_size(translation_run: Path) -> None:
+    model = offramp.load(translation_run)
     data = depth_adaptive.prepare_data(model, speaking.rows(6, seed=4), "rows")
     settings = {"full": model.settings(1.0), "one block": model.settings(given={"depth": 1})}
     found = depth_adaptive.decoder_speed(model, data, settings, (1, 3), rounds=1)
@@ -43,8 +43,8 @@ def test_decoder_speed_reports_every_setting_and_batch_size(spoken: Path) -> Non
     assert found["rows"][0]["speed_up"] == 1.0 and found["rows"][0]["words_per_second"] > 0
 
 
-def test_exits_over_words_aligns_exits_with_pieces(spoken: Path) -> None:
-    model = offramp.load(spoken)
+def test_exits_over_words_aligns_exits_with_pieces(translation_run: Path) -> None:
+    model = offramp.load(translation_run)
     lines = depth_adaptive.exits_over_words(model, ["a b c"], model.settings(given={"depth": 1})).splitlines()
     assert lines[0].strip() == "a b c" and lines[1].split()[:3] == ["1", "1", "1"]
     assert lines[2].split() == ["a", "b", "c"]
@@ -56,10 +56,10 @@ def test_prepare_data_refuses_other_tasks(trained: Path) -> None:
 
 
 def test_script_writes_exits_and_prints_a_plan(
-    spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    translation_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, kept = runs.jsonl(tmp_path / "dev.jsonl", speaking.rows(4, seed=4)), tmp_path / "exits.json"
-    depth_adaptive.main(["exits", str(spoken), "--data", data, "--json", str(kept)])
+    depth_adaptive.main(["exits", str(translation_run), "--data", data, "--json", str(kept)])
     found = json.loads(kept.read_text())
     assert found["rows"] == 4 and found["runs"]["run"]["blocks"] == 3
     assert found["trained"]["run"]["method"] == "depth_adaptive"

@@ -45,8 +45,8 @@ def test_script_writes_and_prints_the_groups(trained: Path, tmp_path: Path, caps
     assert found["settings"]["threshold"] == 0.3 and found["hardware"] and found["lengths"]
 
 
-def test_translation_runs_are_timed_too(spoken: Path) -> None:
-    predictor = Predictor.load(spoken)
+def test_translation_runs_are_timed_too(translation_run: Path) -> None:
+    predictor = Predictor.load(translation_run)
     rows, timing = speaking.rows(8, seed=4), LengthTiming(rounds=1)
     groups = time_by_length(predictor, rows, predictor.settings(0.9), ORIGIN, timing)["lengths"]
     assert groups and all(group["mac_share"] < 1 for group in groups)

@@ -66,8 +66,8 @@ def test_stories_run_from_cheap_to_full_and_cost_what_predictions_cost(trained: 
         assert "<" in story.steps[-1].why
 
 
-def test_a_translation_shows_after_which_block_each_word_was_said(spoken: Path) -> None:
-    predictor = Predictor.load(spoken, "torch")
+def test_a_translation_shows_after_which_block_each_word_was_said(translation_run: Path) -> None:
+    predictor = Predictor.load(translation_run, "torch")
     made = explain_input(predictor, "run", ["a b c"], predictor.settings(0.9))
     story, (said,) = made.stories[made.chosen], predictor.predict(["a b c"], budget=0.9)
     pieces = [piece.lstrip("Ġ▁") for piece in said["pieces"]]

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from offramp.backbones._narrow import Narrowing as Narrowing
 from offramp.core.attention import Layout, Scores
 from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.decoder import BlockCost, StepBlock
 from offramp.core.packed import Packed
-from offramp.decoding.cost import BlockCost
-from offramp.decoding.loop import Ready
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
@@ -68,18 +67,21 @@ class Encoder:
         return len(self.layers)
 
 
-class Block(Protocol):
-    """One decoder block: whole sentences at once while training, word by word at run time."""
+class DecoderBlock(Protocol):
+    """One decoder block: whole sentences at once in training, token by token at run time."""
 
     cost: BlockCost
 
-    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None, going: Tensor | None = None) -> Tensor:
-        """[rows, words, hidden], each word seeing those before it, over [rows, tokens, hidden]; `mask` [rows, 1, 1,
-        tokens] is True where the source is real. With `going` [rows, words] the others' states come back as they are,
-        seen and not computed."""
+    def __call__(self, x: Tensor, source: Tensor, mask: Tensor | None, computed: Tensor | None = None) -> Tensor:
+        """Return the states of target tokens after the block: [rows, tokens, hidden] → the same shape.
 
-    def ready(self) -> Ready:
-        """The block for the step loop, its parameters as they are now."""
+        Each token attends to itself, to the tokens before it, and to `source` [rows, source tokens, hidden], where
+        `mask` [rows, 1, 1, source tokens] is True if the source is not padding. With `computed` [rows, tokens] only
+        those tokens are computed; the others keep their states and serve as keys.
+        """
+
+    def step_block(self) -> StepBlock:
+        """Return the block for the decode loop, with its parameters as they are now."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ class Decoder:
     """The decoder of an encoder–decoder; shares parameters with the Hugging Face model it came from."""
 
     embed: Callable[[Tensor, Tensor], Tensor]  # ids and their positions → states
-    blocks: Sequence[Block]
+    blocks: Sequence[DecoderBlock]
     head: Callable[[Tensor], Tensor]  # states → scores over the vocabulary
     hidden: int
     heads: int
-    positions: int  # the longest sentence it can say
+    positions: int  # the longest sentence it can produce
     vocabulary: int
     fixed: frozenset[str] = frozenset()  # parameters of the model that are never trained
 

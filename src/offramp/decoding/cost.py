@@ -1,8 +1,9 @@
-"""Multiply-accumulates of decoding, from what the step loop really did: copied projections and exit units included.
+"""Multiply-accumulates of decoding, from what the decode loop really did: copied projections and exit units included.
 
-A word passes blocks 1…depth. In each it projects itself (and is fed forward), meets the words before it and the source.
-The keys and values of words that left below are projected only where a later word asks for them, and the source's only
-in blocks that some word of the sentence reached.
+A target token passes blocks 1…depth. In each of them it is projected, attends to the tokens before it and to the
+source, and goes through the feed-forward part. Keys and values of tokens that exited below a block are projected there
+only when a later token reaches the block, and those of the source only in blocks that some token of the sentence
+reached.
 """
 
 from __future__ import annotations
@@ -13,85 +14,78 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from offramp.core.decoder import BlockCost
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class BlockCost:
-    """MACs of one decoder block as coefficients."""
-
-    word: float  # a word that passes: all projections of its own and the feed-forward
-    copy: float  # a word that left below: its key and value
-    near: float  # per pair of words
-    source: float  # per token of the source: its key and value
-    far: float  # per pair of a word and a token of the source
-
-
-@dataclass(frozen=True)
-class DecoderPrices:
-    """What a decoder's parts and a method's exit units cost."""
+class DecoderCost:
+    """MACs of a decoder's parts and of a method's exit unit."""
 
     blocks: Sequence[BlockCost]
-    vocabulary: float  # scoring the vocabulary once
-    sentence: float = 0.0  # a unit that reads the source once
-    word: float = 0.0  # a unit that reads a word each time it is asked
+    vocabulary: float  # scoring the vocabulary for one token
+    sentence_unit: float = 0.0  # an exit unit that reads the source, per sentence
+    token_unit: float = 0.0  # an exit unit that reads target tokens, per token and block
 
 
 @dataclass
-class Account:
+class DecodeTrace:
     """What was computed for a batch of sentences."""
 
-    source: Ints  # [sentences] tokens
-    copied: Ints  # [blocks, sentences] keys and values of words that had left
-    met: Ints  # [blocks, sentences] hypotheses (1 where there are no beams) that projected the source
-    asked: NDArray[np.bool_]  # [blocks] whether the exit unit was asked there
-    scored: NDArray[np.bool_]  # [blocks] whether the vocabulary was scored there for everybody who came
-    planned: bool = False  # whether a unit read the source
-    steps: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # position, sentence of each word, its depth
+    source_lengths: Ints  # [sentences] tokens
+    copied: Ints  # [blocks, sentences] tokens that exited below and whose keys and values were projected there
+    source_projections: Ints  # [blocks, sentences] 1 where the keys and values of the source were projected
+    unit_ran: NDArray[np.bool_]  # [blocks] whether the exit unit read the tokens there
+    vocabulary_scored: NDArray[np.bool_]  # [blocks] whether the policy scored the vocabulary for all tokens there
+    sentence_unit_ran: bool = False  # whether an exit unit read the source
+    steps: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # position; sentence and depth of each token
 
     @classmethod
-    def empty(cls, source: Ints, blocks: int) -> Account:
-        """Nothing done yet."""
-        zeros = np.zeros((blocks, len(source)), dtype=np.int64)
-        return cls(source, zeros, zeros.copy(), np.zeros(blocks, dtype=bool), np.zeros(blocks, dtype=bool))
+    def empty(cls, source_lengths: Ints, blocks: int) -> DecodeTrace:
+        """Return the trace of a batch for which nothing was computed yet."""
+        zeros = np.zeros((blocks, len(source_lengths)), dtype=np.int64)
+        return cls(source_lengths, zeros, zeros.copy(), np.zeros(blocks, dtype=bool), np.zeros(blocks, dtype=bool))
 
     @property
-    def words(self) -> tuple[Ints, Ints, Ints]:
-        """Position, sentence and depth of every word computed."""
+    def tokens(self) -> tuple[Ints, Ints, Ints]:
+        """Position, sentence and depth of every target token computed."""
         if not self.steps:
             return (np.zeros(0, dtype=np.int64),) * 3
-        time = np.concatenate([np.full(len(owner), position) for position, owner, _ in self.steps])
-        owners, depths = (np.concatenate([step[i] for step in self.steps]) for i in (1, 2))
-        return time, owners, depths
+        position = np.concatenate([np.full(len(sentence), step) for step, sentence, _ in self.steps])
+        sentence, depth = (np.concatenate([step[i] for step in self.steps]) for i in (1, 2))
+        return position, sentence, depth
 
-    def word_blocks(self) -> Floats:
-        """Blocks that each sentence's words went through together."""  # [sentences]
-        _, owner, depth = self.words
-        return np.bincount(owner, depth, len(self.source)).astype(np.float64)
-
-
-def decoder_macs(account: Account, prices: DecoderPrices) -> Floats:
-    """MACs of the decoder for every sentence."""
-    time, owner, depth = account.words
-    count = len(account.source)
-    total = np.full(count, float(prices.sentence) if account.planned else 0.0)
-    ever = np.zeros(len(owner), dtype=bool)  # words whose last answer came from a vocabulary scored on the way
-    for block, cost in enumerate(prices.blocks, 1):
-        here = depth >= block
-        words = np.bincount(owner[here], minlength=count)
-        pairs = np.bincount(owner[here], time[here] + 1, count)
-        total += cost.word * words + cost.near * pairs + cost.far * words * account.source
-        total += cost.copy * account.copied[block - 1] + cost.source * account.source * account.met[block - 1]
-        total += words * (prices.word * account.asked[block - 1] + prices.vocabulary * account.scored[block - 1])
-        ever |= (depth == block) & account.scored[block - 1]
-    return np.asarray(total + prices.vocabulary * np.bincount(owner[~ever], minlength=count))
+    def token_blocks(self) -> Floats:
+        """Return the sum of depths of each sentence's tokens."""  # [sentences]
+        _, sentence, depth = self.tokens
+        return np.bincount(sentence, depth, len(self.source_lengths)).astype(np.float64)
 
 
-def full_decoder_macs(account: Account, prices: DecoderPrices) -> Floats:
-    """What the full model would have spent on the same words: every block, one look at the vocabulary a word."""
-    blocks = len(prices.blocks)
-    fresh = Account.empty(account.source, blocks)
-    fresh.met[:] = account.met.max(axis=0, initial=0)
-    fresh.steps = [(position, owner, np.full_like(depth, blocks)) for position, owner, depth in account.steps]
-    return decoder_macs(fresh, prices)
+def decoder_macs(trace: DecodeTrace, cost: DecoderCost) -> Floats:
+    """Return the MACs that the decoder spent on every sentence."""
+    position, sentence, depth = trace.tokens
+    count = len(trace.source_lengths)
+    total = np.full(count, float(cost.sentence_unit) if trace.sentence_unit_ran else 0.0)
+    scored = np.zeros(len(sentence), dtype=bool)  # tokens whose vocabulary scores were computed for the exit decision
+    for number, block in enumerate(cost.blocks, 1):
+        reached = depth >= number
+        tokens = np.bincount(sentence[reached], minlength=count)
+        pairs = np.bincount(sentence[reached], position[reached] + 1, count)
+        total += block.token * tokens + block.self_pair * pairs + block.cross_pair * tokens * trace.source_lengths
+        source_tokens = trace.source_lengths * trace.source_projections[number - 1]
+        total += block.copied_token * trace.copied[number - 1] + block.source_token * source_tokens
+        per_token = cost.token_unit * trace.unit_ran[number - 1] + cost.vocabulary * trace.vocabulary_scored[number - 1]
+        total += tokens * per_token
+        scored |= (depth == number) & trace.vocabulary_scored[number - 1]
+    return np.asarray(total + cost.vocabulary * np.bincount(sentence[~scored], minlength=count))
+
+
+def full_decoder_macs(trace: DecodeTrace, cost: DecoderCost) -> Floats:
+    """Return what the full model would have spent on the same tokens: every block, one scoring of the vocabulary."""
+    blocks = len(cost.blocks)
+    full = DecodeTrace.empty(trace.source_lengths, blocks)
+    full.source_projections[:] = trace.source_projections.max(axis=0, initial=0)
+    full.steps = [(position, sentence, np.full_like(depth, blocks)) for position, sentence, depth in trace.steps]
+    return decoder_macs(full, cost)

@@ -1,214 +1,218 @@
-"""The step loop of encoder–decoders: one word a sentence and step, each through as many blocks as a policy lets it.
+"""The decode loop: one target token of every hypothesis a step, each through as many blocks as the policy decides.
 
-    embed ─► [ attend to the words so far ─► attend to the source ─► feed ─► word_depths ] × depth ─► vocabulary
+    embed ─► [ self-attention ─► cross-attention ─► feed-forward ─► policy ] × depth ─► vocabulary
 
-A word that leaves is scored by the exit where it left; its state stays for the blocks above (core/memory.py). Sentences
-that are finished cost nothing more. All rows stand at the same position, so nothing but the source is ever padded.
+A token that exits is scored by the exit where it left; the blocks above take its keys and values from its last state
+(kv_cache.py). Finished sentences cost nothing more. All hypotheses are at the same position, so that only the source is
+padded, and its padding is masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offramp.core.kv_cache import Asked, Projections, Source, Words, look, put
+from offramp.core.decoder import StepBlock
 from offramp.core.policy import Policy
-from offramp.decoding.cost import Account, Ints
+from offramp.decoding.cost import DecodeTrace, Ints
+from offramp.decoding.kv_cache import CrossAttentionCache, SelfAttentionCache, attend_cached, write_position
 
-CROWD = 0.75  # rows are taken out of memory when no more than this share of them still goes on
-
-
-class Ready(Projections, Protocol):
-    """A decoder block with its parameters at hand, in the order a word goes through it."""
-
-    def project(self, x: Tensor) -> Tensor:
-        """Query, key and value side by side: [n, hidden] → [n, 3 · hidden]."""
-
-    def settle(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What was seen among the words, taken in."""
-
-    def ask(self, x: Tensor) -> Tensor:
-        """The query to the source."""
-
-    def finish(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What was seen in the source, taken in, and fed forward."""
+COMPACT_BELOW = 0.75  # finished rows are removed from the caches when at most this share of rows is still active
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """A decoder ready to run. `exits[n − 1]` scores the vocabulary after block n; the same object where shared."""
+class StepDecoder:
+    """A decoder ready for one-token steps.
+
+    `exits[n − 1]` scores the vocabulary after block n; it is the same object for all blocks that share their scoring.
+    """
 
     embed: Callable[[Tensor, int], Tensor]  # ids [rows], their position → [rows, hidden]
-    blocks: Sequence[Ready]
+    blocks: Sequence[StepBlock]
     exits: Sequence[Callable[[Tensor], Tensor]]
     heads: int
 
 
 class Decoding:
-    """A batch of sentences being decoded, `beams` rows each."""
+    """A batch of sentences being decoded, with `beams` rows (hypotheses) in the caches for each."""
 
-    def __init__(self, speaker: Speaker, policy: Policy, source: Tensor, lengths: Tensor, beams: int = 1) -> None:
-        self.speaker, self.policy, self.beams, self.time = speaker, policy, beams, 0
+    def __init__(self, decoder: StepDecoder, policy: Policy, source: Tensor, lengths: Tensor, beams: int = 1) -> None:
+        self.decoder, self.policy, self.beams, self.position = decoder, policy, beams, 0
         self.source = source  # [sentences, tokens, hidden]
-        sentences, depth = source.shape[0], len(speaker.blocks)
-        self.account = Account.empty(lengths.numpy(), depth)
-        self.mask = _padding(lengths.to(source.device), source.shape[1])
-        self.words = [Words(sentences * beams, source, speaker.heads) for _ in range(depth)]
-        self.seen = [Source(source, speaker.heads) for _ in range(depth)]
-        self.states = source.new_zeros(sentences * beams, self.words[0].both.shape[1], source.shape[2])
-        self.sentence = np.repeat(np.arange(sentences), beams)  # whose each row in memory is
-        self.place = self.sentence.copy()  # where that sentence lies in memory
-        self.going = np.arange(sentences * beams)  # rows in memory that still go on
-        self.plan = np.repeat(self._planned(lengths), beams)
-        self.depth = self.plan  # of the words of the last step, for rows still going on
+        sentences, depth = source.shape[0], len(decoder.blocks)
+        self.trace = DecodeTrace.empty(lengths.numpy(), depth)
+        self.source_mask = _padding_mask(lengths.to(source.device), source.shape[1])
+        self.self_caches = [SelfAttentionCache(sentences * beams, source, decoder.heads) for _ in range(depth)]
+        self.cross_caches = [CrossAttentionCache(source, decoder.heads) for _ in range(depth)]
+        positions = self.self_caches[0].kv.shape[1]
+        self.states = source.new_zeros(sentences * beams, positions, source.shape[2])  # of each token where it exited
+        self.sentence = np.repeat(np.arange(sentences), beams)  # [rows] the sentence of each row, of the whole batch
+        self.source_row = self.sentence.copy()  # [rows] where the source of that sentence lies in `self.source`
+        self.active = np.arange(sentences * beams)  # rows that are still decoded
+        self.planned_depth = np.repeat(self._plan(lengths), beams)  # [rows]
+        self.depth = self.planned_depth  # [active rows] blocks that the tokens of the last step went through
 
-    def _planned(self, lengths: Tensor) -> Ints:
-        """The depth of every sentence."""
-        depth, count = len(self.speaker.blocks), self.source.shape[0]
-        real = self.mask[:, 0, 0, :, None].exp() if self.mask is not None else 1.0
-        told = self.policy.sentence_depths((self.source * real).sum(1) / lengths.to(self.source)[:, None])
-        if told is None:
+    def _plan(self, lengths: Tensor) -> Ints:
+        """Return the depth that the policy plans for every sentence."""
+        depth, count = len(self.decoder.blocks), self.source.shape[0]
+        real = self.source_mask[:, 0, 0, :, None].exp() if self.source_mask is not None else 1.0
+        mean = (self.source * real).sum(1) / lengths.to(self.source)[:, None]
+        planned = self.policy.sentence_depths(mean)
+        if planned is None:
             return np.full(count, depth)
-        self.account.planned = not self.policy.free
-        return np.asarray(told.cpu().numpy().clip(1, depth))
+        self.trace.sentence_unit_ran = not self.policy.free
+        return np.asarray(planned.cpu().numpy().clip(1, depth))
 
-    def on(self, index: Ints) -> Tensor:
-        """An index where the states are."""
+    def to_device(self, index: Ints) -> Tensor:
+        """Return an index as a tensor on the device of the states."""
         return torch.from_numpy(index).to(self.source.device)
 
-    def advance(self, ids: Tensor) -> Tensor:
-        """One more word of every row that goes on: the last ids [rows] → what follows, over the vocabulary."""
-        if self.time == self.states.shape[1]:
+    def step(self, ids: Tensor) -> Tensor:
+        """Decode one token of every active row: the ids before it [rows] → its scores [rows, vocabulary]."""
+        if self.position == self.states.shape[1]:
             self._grow()
-        x = self.speaker.embed(ids, self.time)
-        everybody = len(self.going) == len(self.sentence)
-        step = _Step(self, x, None if everybody else self.on(self.going))
+        x = self.decoder.embed(ids, self.position)
+        all_active = len(self.active) == len(self.sentence)
+        step = _Step(self, x, None if all_active else self.to_device(self.active))
         step.run()
-        self.depth = step.depth[self.going]
-        self.account.steps.append((self.time, self.sentence[self.going], self.depth))
-        answers = step.answers()
-        self.time += 1
-        return answers
+        self.depth = step.depth[self.active]
+        self.trace.steps.append((self.position, self.sentence[self.active], self.depth))
+        scores = step.scores()
+        self.position += 1
+        return scores
 
-    def keep(self, going: Ints) -> None:
-        """Only these (indices into the rows that went on until now) go on; the others leave the batch."""
-        self.going = self.going[going]
-        if len(self.going) <= CROWD * len(self.sentence) and len(self.going):
-            self.take(self.going)
+    def keep_active(self, index: Ints) -> None:
+        """Continue with these of the active rows only; the others are finished."""
+        self.active = self.active[index]
+        if len(self.active) <= COMPACT_BELOW * len(self.sentence) and len(self.active):
+            self.select_rows(self.active)
 
-    def take(self, rows: Ints) -> None:
-        """Memory becomes these rows, in this order; whole sentences of `beams` rows, which may follow one another."""
-        places = self.place[rows[:: self.beams]]
-        if len(places) < self.source.shape[0]:
-            index = self.on(places)
+    def select_rows(self, rows: Ints) -> None:
+        """Make the caches hold these rows, in this order: `beams` rows for each sentence that is still decoded."""
+        source_rows = self.source_row[rows[:: self.beams]]
+        if len(source_rows) < self.source.shape[0]:
+            index = self.to_device(source_rows)
             self.source = self.source.index_select(0, index)
-            self.mask = None if self.mask is None else self.mask.index_select(0, index)
-            for seen in self.seen:
-                seen.take(index, places)
+            self.source_mask = None if self.source_mask is None else self.source_mask.index_select(0, index)
+            for cross_cache in self.cross_caches:
+                cross_cache.select(index, source_rows)
         if not np.array_equal(rows, np.arange(len(self.sentence))):
-            index = self.on(rows)
+            index = self.to_device(rows)
             self.states = self.states.index_select(0, index)
-            for words in self.words:
-                words.take(index, rows)
-        self.sentence, self.plan = self.sentence[rows], self.plan[rows]
-        self.place, self.going = np.repeat(np.arange(len(places)), self.beams), np.arange(len(rows))
+            for self_cache in self.self_caches:
+                self_cache.select(index, rows)
+        self.sentence, self.planned_depth = self.sentence[rows], self.planned_depth[rows]
+        self.source_row, self.active = np.repeat(np.arange(len(source_rows)), self.beams), np.arange(len(rows))
 
     def _grow(self) -> None:
         self.states = torch.cat((self.states, torch.zeros_like(self.states)), dim=1)
-        for words in self.words:
-            words.grow()
+        for cache in self.self_caches:
+            cache.grow()
 
 
 class _Step:
-    """One position of all rows that go on."""
+    """One position of all active rows."""
 
-    def __init__(self, d: Decoding, x: Tensor, rows: Tensor | None) -> None:
-        self.d, self.x, self.rows, self.index = d, x, rows, d.going
-        self.depth = d.plan.copy()
-        self.said: dict[int, Tensor] = {}  # depth → what the exit there said of the rows that left
+    def __init__(self, decoding: Decoding, x: Tensor, index: Tensor | None) -> None:
+        self.decoding, self.x, self.rows = decoding, x, decoding.active
+        self.index = index  # `rows` as a tensor on the device; None: all rows of the caches
+        self.depth = decoding.planned_depth.copy()
+        self.exit_scores: dict[int, Tensor] = {}  # block → vocabulary scores of the rows that exited there, if computed
 
     def run(self) -> None:
-        """Through the blocks, fewer and fewer rows."""
-        d, last = self.d, len(self.d.speaker.blocks)
+        """Send the tokens through the blocks; after each block those that exit are removed."""
+        decoding, last = self.decoding, len(self.decoding.decoder.blocks)
         for block in range(1, last + 1):
-            self._pass(block)
-            if block < last and self._part(block):
+            self._run_block(block)
+            if block < last and self._exit_tokens(block):
                 return
-        put(d.states, d.time, self.index, self.x)
+        write_position(decoding.states, decoding.position, self.rows, self.x)
 
-    def _pass(self, number: int) -> None:
-        d, x, time, total = self.d, self.x, self.d.time, len(self.d.sentence)
-        block, words, seen = d.speaker.blocks[number - 1], d.words[number - 1], d.seen[number - 1]
-        wide = x.shape[1]
-        projected = block.project(x)
-        lag = words.catch_up(block, d.states, time, self.index)
-        words.write(time, self.index, projected[:, wide:])
-        keys, values = words.keys.narrow(2, 0, time + 1), words.values.narrow(2, 0, time + 1)
-        x = block.settle(x, look(projected[:, :wide], keys, values, Asked(self.rows, total)))
-        fresh = seen.meet(block, d.source, d.place[self.index])
-        if lag is not None:
-            d.account.copied[number - 1] += np.bincount(d.sentence[self.index], lag, len(d.account.source)).astype(int)
-        if len(fresh):
-            d.account.met[number - 1, d.sentence[fresh * d.beams]] = 1
-        self.x = block.finish(x, look(block.ask(x), seen.keys, seen.values, Asked(self.rows, total, d.mask)))
+    def _run_block(self, number: int) -> None:
+        decoding, x, rows, total = self.decoding, self.x, self.rows, len(self.decoding.sentence)
+        position, trace, hidden = decoding.position, decoding.trace, x.shape[1]
+        block = decoding.decoder.blocks[number - 1]
+        self_cache, cross_cache = decoding.self_caches[number - 1], decoding.cross_caches[number - 1]
 
-    def _part(self, block: int) -> bool:
-        """Those who leave here are put aside; whether nobody is left."""
-        d = self.d
-        scored: list[Tensor] = []
+        qkv = block.project_qkv(x)
+        copied = self_cache.fill_missing(block, decoding.states, position, rows)
+        self_cache.write(position, rows, qkv[:, hidden:])
+        keys, values = (cached.narrow(2, 0, position + 1) for cached in (self_cache.keys, self_cache.values))
+        x = block.add_self_attention(x, attend_cached(qkv[:, :hidden], keys, values, self.index, total))
 
-        def logits() -> Tensor:
-            if not scored:
-                scored.append(d.speaker.exits[block - 1](self.x))
-                d.account.scored[block - 1] = True
-            return scored[0]
+        new_sources = cross_cache.fill(block, decoding.source, decoding.source_row[rows])
+        query, mask = block.cross_query(x), decoding.source_mask
+        attended = attend_cached(query, cross_cache.keys, cross_cache.values, self.index, total, mask)
+        self.x = block.add_cross_attention_and_feed(x, attended)
 
-        told = d.policy.word_depths(block, self.x, logits)
-        if told is not None:
-            d.account.asked[block - 1] = not d.policy.free
-            self.depth[self.index] = told.cpu().numpy()
-        stay = self.depth[self.index] > block
-        kept = np.flatnonzero(stay)
-        if len(kept) == len(stay):
+        if copied is not None:
+            count = np.bincount(decoding.sentence[rows], copied, len(trace.source_lengths))
+            trace.copied[number - 1] += count.astype(int)
+        if len(new_sources):
+            trace.source_projections[number - 1, decoding.sentence[new_sources * decoding.beams]] = 1
+
+    def _exit_tokens(self, block: int) -> bool:
+        """Remove the tokens that exit after this block; return whether no token is left."""
+        decoding = self.decoding
+        computed: list[Tensor] = []
+
+        def scores() -> Tensor:
+            if not computed:
+                computed.append(decoding.decoder.exits[block - 1](self.x))
+                decoding.trace.vocabulary_scored[block - 1] = True
+            return computed[0]
+
+        depths = decoding.policy.word_depths(block, self.x, scores)
+        if depths is not None:
+            decoding.trace.unit_ran[block - 1] = not decoding.policy.free
+            self.depth[self.rows] = depths.cpu().numpy()
+        stays = self.depth[self.rows] > block
+        staying = np.flatnonzero(stays)
+        if len(staying) == len(stays):
             return False
-        put(d.states, d.time, self.index, self.x)  # those who stay write again further up
-        self.depth[self.index[~stay]] = block
-        if scored:
-            self.said[block] = scored[0][d.on(np.flatnonzero(~stay))] if len(kept) else scored[0]
-        if not len(kept):
+        write_position(
+            decoding.states, decoding.position, self.rows, self.x
+        )  # tokens that stay are written again later
+        self.depth[self.rows[~stays]] = block
+        if computed:
+            leaving = decoding.to_device(np.flatnonzero(~stays))
+            self.exit_scores[block] = computed[0][leaving] if len(staying) else computed[0]
+        if not len(staying):
             return True
-        self.x, self.index = self.x.index_select(0, d.on(kept)), self.index[kept]
-        self.rows = d.on(self.index)
+        self.x, self.rows = self.x.index_select(0, decoding.to_device(staying)), self.rows[staying]
+        self.index = decoding.to_device(self.rows)
         return False
 
-    def answers(self) -> Tensor:
-        """Scores over the vocabulary, each row's from the exit where its word left."""  # [rows going on, vocabulary]
-        d, exits = self.d, self.d.speaker.exits
-        if not self.said and all(one is exits[0] for one in exits):
-            return exits[0](d.states[slice(None) if len(d.going) == len(d.sentence) else d.on(d.going), d.time])
-        depth = self.depth[d.going]
-        made: Tensor | None = None
+    def scores(self) -> Tensor:
+        """Return the vocabulary scores of each active row from the exit where its token left."""  # [rows, vocabulary]
+        decoding, exits = self.decoding, self.decoding.decoder.exits
+        active, position = decoding.active, decoding.position
+        if not self.exit_scores and all(one is exits[0] for one in exits):
+            rows = slice(None) if len(active) == len(decoding.sentence) else decoding.to_device(active)
+            return exits[0](decoding.states[rows, position])
+        depth = self.depth[active]
+        result: Tensor | None = None
         for block in np.unique(depth):
-            mine = d.going[depth == block]
-            if block in self.said:
-                part = self.said[block]
+            left_here = active[depth == block]
+            if block in self.exit_scores:
+                part = self.exit_scores[block]
             else:
-                part = exits[block - 1](d.states[self.d.on(mine), d.time])
-            if len(mine) == len(d.going):
+                part = exits[block - 1](decoding.states[decoding.to_device(left_here), position])
+            if len(left_here) == len(active):
                 return part
-            made = part.new_empty(len(d.going), part.shape[1]) if made is None else made
-            made[self.d.on((depth == block).nonzero()[0])] = part
-        assert made is not None
-        return made
+            result = part.new_empty(len(active), part.shape[1]) if result is None else result
+            result[decoding.to_device((depth == block).nonzero()[0])] = part
+        assert result is not None
+        return result
 
 
-def _padding(lengths: Tensor, wide: int) -> Tensor | None:
-    real = torch.arange(wide, device=lengths.device)[None, :] < lengths[:, None]
+def _padding_mask(lengths: Tensor, longest: int) -> Tensor | None:
+    """Return a mask [rows, 1, 1, longest] that is −∞ beyond each length, or None if nothing is padded."""
+    real = torch.arange(longest, device=lengths.device)[None, :] < lengths[:, None]
     if bool(real.all()):
         return None
     return torch.zeros(real.shape, device=real.device).masked_fill(~real, -torch.inf)[:, None, None, :]

@@ -1,8 +1,9 @@
-"""Training exits of decoders: all of them at once (aligned) or along sampled exit sequences (mixed), then their unit.
+"""Training of decoders: all exits at once (aligned) or along sampled exit sequences (mixed), then the halting unit.
 
-Aligned: every word through every block, the loss averaged over exits with weights ω; one pass. Mixed: M exit sequences
-are drawn, a word's state is copied up from its exit, and it answers there; M passes. Then the exit loss, weighted α:
-cross-entropy of the deciding unit against an oracle that saw all exits, back into the whole model.
+Aligned: every token goes through every block, and the loss is averaged over exits with weights ω; one pass. Mixed: M
+exit sequences are drawn, a token's state is copied up from its exit, and its loss is taken there; M passes. The exit
+loss, weighted by α, is the cross-entropy of the deciding unit against an oracle that knows every exit's result; its
+gradient reaches the whole model.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.decoding.decoder import HALTING_UNIT, decoder_of, vocabulary_heads
 from offramp.decoding.exits import DecoderOptions, DecoderSettings, SentenceUnit, decoder_policy
-from offramp.decoding.teacher_forcing import IGNORED, UNIT, Lesson, Taught, decoder_of, exits
-from offramp.decoding.vocabulary_loss import word_loss
+from offramp.decoding.teacher_forcing import IGNORED, TeacherForced, encode_source, teacher_force
+from offramp.decoding.vocabulary_loss import vocabulary_loss
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import (
     GeometricExitUnit,
@@ -33,153 +35,159 @@ from offramp.nn.exit_policies import exit_weights
 from offramp.nn.network import Network
 from offramp.training.stage import Backward, Stage
 
-SMOOTHING = 0.1
+LABEL_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
-class Marks:
-    """How every exit did on every word."""
+class ExitScores:
+    """How well every exit predicts every token."""
 
-    loss: list[Tensor]  # per exit, mean over words, labels smoothed
-    misses: Tensor  # [exits, words] −log p of the right piece, no gradient
-    right: Tensor  # [exits, words] whether it was the likeliest; empty where nobody asked
+    losses: list[Tensor]  # per exit: mean over tokens, labels smoothed
+    nll: Tensor  # [exits, tokens] −log p of the target, no gradient
+    correct: Tensor  # [exits, tokens] whether the target is the likeliest piece; empty if it was not computed
 
 
-def marks(network: Network, taught: Taught, smoothing: float, wanted: Sequence[int], judged: bool = True) -> Marks:
-    """Score the vocabulary after each of these blocks; whether words are right costs one more look at it."""
-    losses, misses, right = [], [], []
-    for block in wanted:
-        scores = exits(network)[block - 1](taught.words[block - 1])
-        loss, missed = word_loss(scores, taught.targets, smoothing)
+def score_exits(
+    network: Network, forced: TeacherForced, smoothing: float, blocks: Sequence[int], correctness: bool = True
+) -> ExitScores:
+    """Score the vocabulary after each of these blocks; `correctness` costs one more pass over the scores."""
+    heads = vocabulary_heads(network)
+    losses, nll, correct = [], [], []
+    for block in blocks:
+        scores = heads[block - 1](forced.states[block - 1])
+        loss, exit_nll = vocabulary_loss(scores, forced.targets, smoothing)
         losses.append(loss)
-        misses.append(missed)
-        if judged:
-            right.append(scores.detach().gather(1, taught.targets[:, None]).squeeze(1) >= scores.detach().amax(1))
-    return Marks(losses, torch.stack(misses), torch.stack(right) if right else torch.empty(0))
+        nll.append(exit_nll)
+        if correctness:
+            of_target = scores.detach().gather(1, forced.targets[:, None]).squeeze(1)
+            correct.append(of_target >= scores.detach().amax(1))
+    return ExitScores(losses, torch.stack(nll), torch.stack(correct) if correct else torch.empty(0))
 
 
 @dataclass
-class Speaking(Stage):
-    """Sentences taught word by word; every exit of positive weight learns to say the next word."""
+class AlignedStage(Stage):
+    """Teacher forcing in which every exit of positive weight learns to predict every token."""
 
     weights: tuple[float, ...] = field(kw_only=True)  # one per block, summing to 1
-    smoothing: float = SMOOTHING
+    smoothing: float = LABEL_SMOOTHING
 
     def is_done_in(self, run: Mapping[str, Any]) -> bool:
-        """Exits are trained by runs that trained them the same way; a plain model knows its last one only."""
+        """Return whether a run trained the exits the same way; a plain model has trained its last exit only."""
         return self.fine_tuning and (self.weights[-1] == 1.0 or run["options"].get("training") == self.name)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         fixed = {f"model.{name}" for name in decoder_of(self.network).fixed}
-        unit = f"added.{UNIT}."
+        unit = f"added.{HALTING_UNIT}."
         return [(n, p) for n, p in self.network.named_parameters() if n not in fixed and not n.startswith(unit)]
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        lesson = Lesson(self.network, batch)
-        loss = self.words_loss(lesson, lesson.source())
+        loss = self.token_loss(batch, encode_source(self.network, batch))
         backward(loss)
         return {"loss": loss.detach()}
 
-    def words_loss(self, lesson: Lesson, source: Packed) -> Tensor:
-        """What the words lose."""
-        return self._weighed(lesson.taught(source), judged=False)[0]
+    def token_loss(self, batch: Batch, source: Packed) -> Tensor:
+        """Return the loss of predicting the target tokens, given the encoded source."""
+        return self.weighted_loss(teacher_force(self.network, batch, source), correctness=False)[0]
 
-    def _weighed(self, taught: Taught, judged: bool) -> tuple[Tensor, Marks]:
-        wanted = [block for block, weight in enumerate(self.weights, 1) if weight > 0.0]
-        made = marks(self.network, taught, self.smoothing, wanted, judged)
-        return torch.stack([self.weights[b - 1] * loss for b, loss in zip(wanted, made.loss, strict=True)]).sum(), made
+    def weighted_loss(self, forced: TeacherForced, correctness: bool) -> tuple[Tensor, ExitScores]:
+        """Return the weighted sum of the exits' losses, and the exits' scores."""
+        blocks = [block for block, weight in enumerate(self.weights, 1) if weight > 0.0]
+        scores = score_exits(self.network, forced, self.smoothing, blocks, correctness)
+        weighted = [self.weights[block - 1] * loss for block, loss in zip(blocks, scores.losses, strict=True)]
+        return torch.stack(weighted).sum(), scores
 
 
 @dataclass
-class Mixed(Speaking):
-    """Every word answers at an exit of its own, drawn anew for each of M passes."""
+class MixedStage(AlignedStage):
+    """Teacher forcing in which every token is predicted at one exit, drawn anew for each of M passes."""
 
     samples: int = 3
 
-    def words_loss(self, lesson: Lesson, source: Packed) -> Tensor:
+    def token_loss(self, batch: Batch, source: Packed) -> Tensor:
         total = source.states.new_zeros((), dtype=torch.float32)
-        targets = lesson.batch.targets
+        targets = batch.targets
         for _ in range(self.samples):
-            leave = torch.randint(1, self.network.depth + 1, targets.shape, device=targets.device)
-            taught = lesson.taught(source, leave)
-            scores = self._said(taught.words[-1], leave[targets != IGNORED])
-            total = total + word_loss(scores, taught.targets, self.smoothing)[0]
+            exit_block = torch.randint(1, self.network.depth + 1, targets.shape, device=targets.device)
+            forced = teacher_force(self.network, batch, source, exit_block)
+            scores = self.scores_at(forced.states[-1], exit_block[targets != IGNORED])
+            total = total + vocabulary_loss(scores, forced.targets, self.smoothing)[0]
         return total / self.samples
 
-    def _said(self, words: Tensor, leave: Tensor) -> Tensor:
-        scores = exits(self.network)
-        if all(one is scores[0] for one in scores):
-            said: Tensor = scores[0](words)
-            return said
-        parts = [(leave == block).nonzero().squeeze(1) for block in range(1, self.network.depth + 1)]
-        each = [scores[b](words.index_select(0, part)) for b, part in enumerate(parts)]
-        return torch.cat(each).index_select(0, torch.cat(parts).argsort())
+    def scores_at(self, states: Tensor, exit_block: Tensor) -> Tensor:
+        """Return vocabulary scores of every token by the head of its exit: [tokens, hidden] → [tokens, vocabulary]."""
+        heads = vocabulary_heads(self.network)
+        if all(head is heads[0] for head in heads):
+            scores: Tensor = heads[0](states)
+            return scores
+        groups = [(exit_block == block).nonzero().squeeze(1) for block in range(1, self.network.depth + 1)]
+        parts = [heads[place](states.index_select(0, group)) for place, group in enumerate(groups)]
+        return torch.cat(parts).index_select(0, torch.cat(groups).argsort())
 
 
 @dataclass
-class Deciding(Stage):
-    """The words as before, and the unit that decides their depth."""
+class HaltingStage(Stage):
+    """Trains the tokens as `before` does, and the unit that decides their depth."""
 
-    before: Speaking = field(kw_only=True)
+    before: AlignedStage = field(kw_only=True)
     options: DecoderOptions = field(kw_only=True)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        unit = [(n, p) for n, p in self.network.named_parameters() if n.startswith(f"added.{UNIT}.")]
+        unit = [(n, p) for n, p in self.network.named_parameters() if n.startswith(f"added.{HALTING_UNIT}.")]
         return [*self.before.trainable(), *unit]
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        lesson = Lesson(self.network, batch)
-        source = lesson.source()
-        taught = lesson.taught(source)
-        if isinstance(self.before, Mixed):
-            words = self.before.words_loss(lesson, source)
+        source = encode_source(self.network, batch)
+        forced = teacher_force(self.network, batch, source)
+        if isinstance(self.before, MixedStage):
+            token_loss = self.before.token_loss(batch, source)
             with torch.no_grad():
-                made = marks(self.network, taught, 0.0, range(1, self.network.depth + 1))
+                scores = score_exits(self.network, forced, 0.0, range(1, self.network.depth + 1))
         else:
-            words, made = self.before._weighed(taught, judged=True)
-        leaving = self._exit_loss(taught, made)
-        loss = words + self.options.alpha * leaving
+            token_loss, scores = self.before.weighted_loss(forced, correctness=True)
+        exit_loss = self._exit_loss(forced, scores)
+        loss = token_loss + self.options.alpha * exit_loss
         backward(loss)
-        return {"loss": loss.detach(), "exit": leaving.detach()}
+        return {"loss": loss.detach(), "exit": exit_loss.detach()}
 
     def policy(self) -> Policy:
-        """Dev rows leave as published: where the unit says so more likely than not, or at the likeliest depth."""
-        block_by_block = isinstance(self.network.added[UNIT], GeometricExitUnit)
+        """Return the published rule for dev rows: stop if that is more likely than not, or at the likeliest depth."""
+        block_by_block = isinstance(self.network.added[HALTING_UNIT], GeometricExitUnit)
         return decoder_policy(self.network, DecoderSettings(0.5) if block_by_block else DecoderSettings(argmax=True))
 
-    def _exit_loss(self, taught: Taught, made: Marks) -> Tensor:
-        o, unit = self.options, self.network.added[UNIT]
+    def _exit_loss(self, forced: TeacherForced, scores: ExitScores) -> Tensor:
+        o, unit = self.options, self.network.added[HALTING_UNIT]
         if o.detach:
-            taught = taught.detached()
-        worth = made.right.float() if o.oracle == "correctness" else -made.misses
+            forced = forced.detached()
+        values = scores.correct.float() if o.oracle == "correctness" else -scores.nll
         if isinstance(unit, SentenceUnit):
-            return multinomial_loss(unit(taught.source.mean()), row_oracle(worth, taught.lengths, o.penalty))
+            return multinomial_loss(unit(forced.source.mean()), row_oracle(values, forced.lengths, o.penalty))
         if o.oracle == "correctness":
-            oracle = correctness_oracle(made.right, taught.lengths, o.penalty, o.sigma)
+            oracle = correctness_oracle(scores.correct, forced.lengths, o.penalty, o.sigma)
         else:
-            oracle = likelihood_oracle(made.misses, taught.lengths, o.penalty, o.sigma)
+            oracle = likelihood_oracle(scores.nll, forced.lengths, o.penalty, o.sigma)
         if isinstance(unit, GeometricExitUnit):
-            stops = [unit(place, states) for place, states in enumerate(taught.words[:-1])]
+            stops = [unit(place, states) for place, states in enumerate(forced.states[:-1])]
             return geometric_loss(torch.stack(stops, dim=1), oracle)
         assert isinstance(unit, MultinomialExitUnit)
-        return multinomial_loss(unit(taught.words[0]), oracle)
+        return multinomial_loss(unit(forced.states[0]), oracle)
 
 
-def plain_stages(network: Network, head_lr: float) -> list[Stage]:
-    """Ordinary training of a translation model: its last exit alone."""
+def translation_stages(network: Network, head_lr: float) -> list[Stage]:
+    """Return ordinary training of a translation model: its last exit alone."""
     weights = (*(0.0 for _ in range(network.depth - 1)), 1.0)
-    return [Speaking(network, "translate", head_lr, fine_tuning=True, weights=weights)]
+    return [AlignedStage(network, "translate", head_lr, fine_tuning=True, weights=weights)]
 
 
 def decoder_stages(network: Network, options: DecoderOptions) -> list[Stage]:
-    """All exits, then the unit that decides, if there is one to learn."""
+    """Return the training of all exits, then of the unit that decides, if there is one to learn."""
     weights = tuple(exit_weights(network.depth, options.weights))
-    given = (network, options.training, options.head_lr)
+    common = (network, options.training, options.head_lr, True)
     if options.training == "mixed":
-        first: Speaking = Mixed(*given, True, weights=weights, smoothing=options.smoothing, samples=options.samples)
+        samples = options.samples
+        first: AlignedStage = MixedStage(*common, weights=weights, smoothing=options.smoothing, samples=samples)
     else:
-        first = Speaking(*given, True, weights=weights, smoothing=options.smoothing)
+        first = AlignedStage(*common, weights=weights, smoothing=options.smoothing)
     if options.form == "threshold":
         return [first]
-    second = Deciding(network, "exits and halting", options.head_lr, before=first, options=options)
+    second = HaltingStage(network, "exits and halting", options.head_lr, before=first, options=options)
     return [second] if options.together else [first, second]

@@ -1,4 +1,4 @@
-"""Encoded sources through the encoder's loop and the decoder's steps, in batches; sentences back in their order."""
+"""Translate encoded sources in batches: the encoder through the layer loop, the decoder through the decode loop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from offramp.core.loop import Engine, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
-from offramp.decoding.beam_search import Said, speak
+from offramp.decoding.beam_search import Hypothesis, generate
 from offramp.decoding.cost import decoder_macs, full_decoder_macs
+from offramp.decoding.decoder import decoder_cost, decoder_of, generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
-from offramp.decoding.teacher_forcing import decoder_of, prices, rules, side_by_side, speaker
 from offramp.nn.batches import pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 
 
-class _States:
-    """Instead of an answer the encoder's loop gives its states."""
+class _EncoderStates:
+    """Exit heads whose logits are the encoder's final states, for a loop that only encodes."""
 
     per_token = True
 
@@ -34,61 +34,66 @@ class _States:
         return self.final(packed.states)
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
-        """Nobody asks."""
+        """Raise: the encoder of a translation model has no exit unit."""
         raise NotImplementedError
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
-        """Nobody asks."""
+        """Raise: the encoder of a translation model has no predictor."""
         raise NotImplementedError
 
 
-def limit(tokens: int, positions: int) -> int:
-    """The most pieces a sentence may have: twice its source and some, as far as the model can count."""
-    return min(positions, 2 * tokens + 16)
+def length_limit(source_tokens: int, positions: int) -> int:
+    """Return the most pieces a translation may have: twice the source and 16, within the model's positions."""
+    return min(positions, 2 * source_tokens + 16)
 
 
 def translate_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> RunOutput:
-    """Rows sorted by length into batches, sentences in the order given."""
+    """Translate rows in batches sorted by length; results come in the order of `encoded`."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
-    said: list[Said] = [Said()] * len(encoded)
+    hypotheses: list[Hypothesis] = [Hypothesis()] * len(encoded)
     macs, full, kept = (np.zeros(len(encoded)) for _ in range(3))
     for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         packed = pack_rows(network.task, [encoded[i] for i in index]).to(network.device)
         with torch.inference_mode():
-            made, spent = translate_packed(network, engine, policy, packed)
-        for i, one in zip(index, made, strict=True):
-            said[i] = one
-        macs[index], full[index], kept[index] = spent
-    answers = [np.stack((one.pieces, one.exits), axis=1) for one in said]
-    layers = np.array([np.mean(one.exits) for one in said])
+            found, costs = translate_packed(network, engine, policy, packed)
+        for i, hypothesis in zip(index, found, strict=True):
+            hypotheses[i] = hypothesis
+        macs[index], full[index], kept[index] = costs
+    answers = [np.stack((one.pieces, one.exits), axis=1) for one in hypotheses]
+    layers = np.array([np.mean(one.exits) for one in hypotheses])
     return RunOutput(answers, layers, macs, kept, full_macs=full)
 
 
 def translate_packed(
     network: Network, engine: Engine, policy: Policy, packed: Packed
-) -> tuple[list[Said], tuple[Array, Array, Array]]:
-    """One batch: what was said, and for each sentence MACs, the full model's MACs, and words × blocks ÷ blocks."""
-    own = rules(network)
-    read = run(engine, _States(network), Policy(), packed)
-    source, _ = side_by_side(packed, read.logits)
-    decoding = Decoding(speaker(network), policy, source, packed.lengths, policy.beams or own.beams)
+) -> tuple[list[Hypothesis], tuple[Array, Array, Array]]:
+    """Translate one batch.
+
+    Returns the hypotheses and, for each sentence, its MACs, the full model's MACs, and the tokens kept: the sum of its
+    tokens' depths divided by the number of blocks.
+    """
+    rules = generation_rules(network)
+    encoded = run(engine, _EncoderStates(network), Policy(), packed)
+    source, _ = pad_packed(packed, encoded.logits)
+    decoding = Decoding(step_decoder(network), policy, source, packed.lengths, policy.beams or rules.beams)
     positions = decoder_of(network).positions
-    said = speak(decoding, own, [limit(tokens, positions) for tokens in packed.lengths.tolist()])
-    reading = _reading(network, packed)
-    known = prices(network)
-    spent, full = decoder_macs(decoding.account, known), full_decoder_macs(decoding.account, known)
-    return said, (reading + spent, reading + full, decoding.account.word_blocks() / network.depth)
+    limits = [length_limit(tokens, positions) for tokens in packed.lengths.tolist()]
+    hypotheses = generate(decoding, rules, limits)
+    encoder, costs = _encoder_macs(network, packed), decoder_cost(network)
+    macs = encoder + decoder_macs(decoding.trace, costs)
+    full = encoder + full_decoder_macs(decoding.trace, costs)
+    return hypotheses, (macs, full, decoding.trace.token_blocks() / network.depth)
 
 
-def _reading(network: Network, packed: Packed) -> Array:
-    """MACs of the encoder, which always reads the whole source."""
+def _encoder_macs(network: Network, packed: Packed) -> Array:
+    """Return the MACs of the encoder, which always runs in full."""
     n = packed.lengths.double()
-    embedded = network.encoder.embed_cost
-    total = embedded.row + embedded.token * n
+    embedding = network.encoder.embed_cost
+    total = embedding.row + embedding.token * n
     for layer in network.encoder.layers:
-        price: cost.LayerCost = layer.cost
-        total = total + (price.query + price.key + price.feed) * n + price.pair * n * n
+        layer_cost: cost.LayerCost = layer.cost
+        total = total + (layer_cost.query + layer_cost.key + layer_cost.feed) * n + layer_cost.pair * n * n
     return np.asarray(total.numpy())

@@ -1,8 +1,8 @@
-"""Cross-entropy over a vocabulary with smoothed labels, in as few passes over the scores as there can be.
+"""Cross-entropy over a vocabulary with smoothed labels, in as few passes over the scores as possible.
 
-Training all exits of a decoder scores every word several times; most of the memory traffic is here. Nothing as wide as
-the vocabulary is kept but the scores themselves and, going back, their gradient; in between a few words at a time are
-looked at, so that they stay in a processor's cache.
+Training all exits of a decoder scores every token several times, and most of the memory traffic is here. Only the
+scores themselves and, in the backward pass, their gradient are kept at the width of the vocabulary; in between, a few
+tokens at a time are processed, so that their scores stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CACHED = 1 << 18  # so many scores at a time
+CACHED_SCORES = 1 << 18  # scores processed at a time
 
 
-class _Smoothed(torch.autograd.Function):
-    """Mean over words of (1 − ε)·(−log p_target) + ε·mean(−log p)."""
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """Mean over tokens of (1 − ε)·(−log p_target) + ε·mean(−log p)."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        total, mean = (scores.new_empty(len(scores), dtype=torch.float32) for _ in range(2))
-        for some in _parts(scores):
-            wide = scores[some].float()
-            torch.logsumexp(wide, 1, out=total[some])
-            torch.mean(wide, 1, out=mean[some])
-        misses = total - scores.gather(1, targets[:, None]).squeeze(1).float()
-        loss = (1.0 - smoothing) * misses + smoothing * (total - mean) if smoothing else misses
-        ctx.save_for_backward(scores, targets, total)
+        log_total, mean = (scores.new_empty(len(scores), dtype=torch.float32) for _ in range(2))
+        for part in _parts(scores):
+            wide = scores[part].float()
+            torch.logsumexp(wide, 1, out=log_total[part])
+            torch.mean(wide, 1, out=mean[part])
+        nll = log_total - scores.gather(1, targets[:, None]).squeeze(1).float()
+        loss = (1.0 - smoothing) * nll + smoothing * (log_total - mean) if smoothing else nll
+        ctx.save_for_backward(scores, targets, log_total)
         ctx.smoothing = smoothing
-        ctx.mark_non_differentiable(misses)
-        return loss.mean(), misses
+        ctx.mark_non_differentiable(nll)
+        return loss.mean(), nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        scores, targets, total = ctx.saved_tensors
-        made, unit = torch.empty_like(scores), grads[0] / len(targets)
-        for some in _parts(scores):
-            wide = scores[some].float().sub_(total[some, None]).exp_()
+        scores, targets, log_total = ctx.saved_tensors
+        gradient, scale = torch.empty_like(scores), grads[0] / len(targets)
+        for part in _parts(scores):
+            wide = scores[part].float().sub_(log_total[part, None]).exp_()
             if ctx.smoothing:
                 wide -= ctx.smoothing / scores.shape[1]
-            right = targets[some, None]
-            wide.scatter_add_(1, right, wide.new_full(right.shape, ctx.smoothing - 1.0))
-            made[some] = wide.mul_(unit)
-        return made, None, None
+            target = targets[part, None]
+            wide.scatter_add_(1, target, wide.new_full(target.shape, ctx.smoothing - 1.0))
+            gradient[part] = wide.mul_(scale)
+        return gradient, None, None
 
 
 def _parts(scores: Tensor) -> Iterator[slice]:
-    """A few words at a time; on a GPU all of them."""
-    step = len(scores) if scores.is_cuda else max(1, CACHED // scores.shape[1])
+    """Yield slices of a few tokens each; on a GPU one slice of all tokens."""
+    step = len(scores) if scores.is_cuda else max(1, CACHED_SCORES // scores.shape[1])
     return (slice(start, start + step) for start in range(0, len(scores), max(1, step)))
 
 
-def word_loss(scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The mean loss of words [words, vocabulary], and −log p of each target ([words], no gradient)."""
-    loss, misses = _Smoothed.apply(scores, targets, smoothing)
-    return loss, misses
+def vocabulary_loss(scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of tokens [tokens, vocabulary], and −log p of each target ([tokens], no gradient)."""
+    loss, nll = _SmoothedCrossEntropy.apply(scores, targets, smoothing)
+    return loss, nll

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from offramp.core.policy import Policy
-from offramp.decoding.training import plain_stages
+from offramp.decoding.training import translation_stages
 from offramp.methods._base import Method, NoSettings
 from offramp.nn.network import Network
 from offramp.nn.setting_space import FixedSpace
@@ -44,5 +44,5 @@ class Full(Method):
     def stages(self, network: Network, options: FullOptions) -> list[Stage]:
         """One: fine-tune, or for a task that says sentences teach them word by word."""
         if network.decoder is not None:
-            return plain_stages(network, options.head_lr)
+            return translation_stages(network, options.head_lr)
         return [Stage(network, head_lr=options.head_lr)]
