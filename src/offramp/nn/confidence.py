@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,12 @@ def row_least_confidence(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """One minus the probability of the best answer, the largest among a row's answers."""  # [rows]
     spread, owner = _spread(task, logits, packed)
     return largest_in_row(1.0 - spread.float().softmax(-1).amax(-1), owner, packed.count)
+
+
+def row_uncertainty(task: Task, logits: Tensor, packed: Packed, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the largest uncertainty among a row's answers; `measure` is that of each distribution, [n, C] → [n]."""
+    spread, owner = _spread(task, logits, packed)
+    return largest_in_row(measure(spread), owner, packed.count)
 
 
 def same_answers(task: Task, before: Tensor, now: Tensor, packed: Packed, tolerance: float) -> Tensor:
