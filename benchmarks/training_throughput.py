@@ -24,6 +24,7 @@ import offramp
 from offramp import methods, tasks
 from offramp.data.readers import read
 from offramp.evaluation.result_cells import hardware, model_name
+from offramp.inference.batching import score_for_training
 from offramp.inference.run_folder import build_network, load_backbone, load_tokenizer
 from offramp.nn.batches import Data
 from offramp.training.trainer import Schedule, Trainer
@@ -80,7 +81,7 @@ def packed(source: str, task: Any, data: Data, precision: str, size: int) -> flo
     net = build_network(load_backbone(source, task), task, method, method.options())
     with tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(epochs=1, batch_size=size, precision=precision, save_seconds=1e9)
-        trainer = Trainer(net, schedule, Path(folder), lambda **_: None)
+        trainer = Trainer(net, schedule, Path(folder), score_for_training, lambda **_: None)
         few = Data(data.rows[:2], data.encoded[:2])
         return trainer.fit(method.stages(net, method.options()), data, few).seconds
 

@@ -19,6 +19,7 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.training import checkpoint
 from offramp.training.schedule import Schedule
+from offramp.utils.run_paths import is_run
 from tests import runs
 
 QUICK = Schedule(epochs=1, batch_size=8, lr=0.01)
@@ -83,7 +84,7 @@ def test_masked_lm_can_be_continued_and_needs_no_ramps_of_its_own(base: str, tmp
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     first = runs.train(base, tmp_path / "a", "full", "masked_lm", schedule=QUICK)
     second = runs.train(base, tmp_path / "b", "deebert", "masked_lm", init=str(first), schedule=QUICK)
-    assert folders.is_run(second)
+    assert is_run(second)
 
 
 def test_held_out_rows_are_the_same_every_time(asked: dict[str, Any]) -> None:

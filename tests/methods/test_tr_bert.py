@@ -21,8 +21,7 @@ from offramp.methods.tr_bert import Rollout, TRBERTOptions, TRBERTPolicy, TRBERT
 from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.distillation import distillation_loss_by_row
-from offramp.training.forward import forward_all_layers
-from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.forward import forward_all_layers, forward_with_dropping
 from offramp.training.losses import last_exit_loss
 from tests import runs, tiny
 

@@ -8,8 +8,7 @@ import torch
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
 from offramp.nn.network import Network
-from offramp.training.forward import ForwardHooks, forward_all_layers
-from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.forward import ForwardHooks, forward_all_layers, forward_with_dropping
 from tests import tiny
 from tests.core.test_loop import net_for
 from tests.fakes import Drop

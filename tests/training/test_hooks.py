@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from offramp.inference.batching import score_for_training
 from offramp.nn.batches import Batch
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, ParameterGroups, Stage
@@ -51,7 +52,7 @@ class Probe(Stage):
 def test_a_stage_is_told_where_it_stands(base: str, tmp_path: Path) -> None:
     net, _, train, dev = build(base)
     probe = Probe(net)
-    Trainer(net, QUICK, tmp_path, lambda **_: None).fit([probe], train, dev)
+    Trainer(net, QUICK, tmp_path, score_for_training, lambda **_: None).fit([probe], train, dev)
     assert probe.shares == pytest.approx([i / 8 for i in range(8)]) and probe.told == [1, 2]
     assert probe.reference["mac_share"] == 1.0 and 0 <= probe.reference["accuracy"] <= 1
 
@@ -64,7 +65,7 @@ def test_optimisers_are_clipped_each_by_itself(base: str, tmp_path: Path) -> Non
         if "steps" in news:
             norms.append([float(p.grad.norm()) for _, p in probe.trainable() if p.grad is not None])
 
-    Trainer(net, QUICK, tmp_path, look).fit([probe], train, dev)
+    Trainer(net, QUICK, tmp_path, score_for_training, look).fit([probe], train, dev)
     alone = 1e-3 * probe.trainable()[0][1].numel() ** 0.5
     assert norms[0] == pytest.approx([min(1.0, alone), 1.0], rel=1e-3)
 
@@ -74,7 +75,7 @@ def fit(base: str, folder: Path, method: str, stops: Sequence[tuple[str, int, in
     torch.manual_seed(0)
     for stop in (*stops, None):
         net, stages, train, dev = build(base, method)
-        trainer = Trainer(net, QUICK, folder, lambda **_: None)
+        trainer = Trainer(net, QUICK, folder, score_for_training, lambda **_: None)
 
         def report(stop: Any = stop, trainer: Trainer = trainer, **news: Any) -> None:
             trainer.stop = "steps" in news and (news["stage"], news["epoch"], news["step"]) == stop

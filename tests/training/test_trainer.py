@@ -15,7 +15,7 @@ from offramp import engines, methods, tasks
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
-from offramp.inference.batching import score_policy
+from offramp.inference.batching import score_for_training, score_policy
 from offramp.nn.batches import Data
 from offramp.nn.network import Network, bare_network
 from offramp.training.schedule import Schedule
@@ -39,7 +39,7 @@ def build(base: str, method: str = "branchynet", kind: str = "classification") -
 
 def fit(base: str, folder: Path, schedule: Schedule = FAST) -> dict[str, torch.Tensor]:
     net, stages, train, dev = build(base)
-    Trainer(net, schedule, folder, lambda **_: None).fit(stages, train, dev)
+    Trainer(net, schedule, folder, score_for_training, lambda **_: None).fit(stages, train, dev)
     return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
 
 
@@ -55,7 +55,7 @@ def test_every_epoch_is_scored_with_its_own_weights(base: str, tmp_path: Path) -
             seen.append((expected, {name: news[name] for name in expected}))
 
     many = replace(FAST, epochs=6)
-    Trainer(net, many, tmp_path, report).fit(stages, train, dev)
+    Trainer(net, many, tmp_path, score_for_training, report).fit(stages, train, dev)
     assert len(seen) == many.epochs
     assert all(expected == said for expected, said in seen)
     assert len({str(said) for _, said in seen}) > 1, "nothing was learned, so nothing was tested"
@@ -71,7 +71,7 @@ def test_the_best_epoch_is_kept(base: str, tmp_path: Path) -> None:
             kept.append({name: p.detach().clone() for name, p in net.named_parameters()})
             best.append(news["accuracy"])
 
-    progress = Trainer(net, FAST, tmp_path, report).fit(stages, train, dev)
+    progress = Trainer(net, FAST, tmp_path, score_for_training, report).fit(stages, train, dev)
     chosen = max(range(FAST.epochs), key=lambda epoch: (best[epoch], epoch))
     assert all(torch.equal(p, kept[chosen][name]) for name, p in net.named_parameters())
     assert [entry["epoch"] for entry in progress.log] == [1, 2, 3]
@@ -92,7 +92,7 @@ def test_stop_after_the_last_step_is_heard_and_resumed(base: str, tmp_path: Path
     def report(**news: Any) -> None:
         trainer.stop = "done" in news and news["epoch"] == FAST.epochs
 
-    trainer = Trainer(net, FAST, tmp_path / "run", report)
+    trainer = Trainer(net, FAST, tmp_path / "run", score_for_training, report)
     with pytest.raises(TrainingInterrupted):
         trainer.fit(stages, train, dev)
     again = fit(base, tmp_path / "run")
@@ -110,7 +110,7 @@ def test_two_stages_freeze_what_they_do_not_train(base: str, tmp_path: Path) -> 
         else:
             after[news["stage"]] = {name: p.detach().clone() for name, p in net.named_parameters()}
 
-    Trainer(net, FAST, tmp_path, report).fit(stages, train, dev)
+    Trainer(net, FAST, tmp_path, score_for_training, report).fit(stages, train, dev)
     assert modes == {"fine-tune": {(True, True)}, "off-ramps": {(False, True)}}
     final = dict(net.named_parameters())
     for name, before in after["fine-tune"].items():

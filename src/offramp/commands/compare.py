@@ -18,12 +18,12 @@ from offramp.evaluation.plan import TFIDF, Cell, Plan, chosen_methods, seconds, 
 from offramp.evaluation.point_sweep import sweep
 from offramp.evaluation.result_cells import Origin, place
 from offramp.evaluation.rules import measured, settle
-from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.training.schedule import Schedule
 from offramp.utils.command_line import python_call
 from offramp.utils.files import write_json
+from offramp.utils.run_paths import is_run
 
 Listener = Callable[["ComparisonProgress"], None]
 
@@ -184,7 +184,7 @@ def run_cell(cell: Cell, plan: Plan, where: Place) -> Any:
 def trained(cell: Cell, plan: Plan, out: Path) -> str:
     """Return the run folder of a cell, trained first if need be; all methods start from the plain fine-tuned model."""
     run = out / "runs" / cell.name
-    if not folders.is_run(run):
+    if not is_run(run):
         plain = Cell(cell.data, cell.model, "full", {}, cell.seed)
         init = None if cell.method == "full" else trained(plain, plan, out)
         data = cell.data

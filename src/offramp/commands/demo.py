@@ -25,6 +25,7 @@ from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from offramp.utils.files import read_json, unwritable, write_json, write_text
+from offramp.utils.run_paths import is_run
 
 Rows = list[dict[str, str]]
 
@@ -93,7 +94,7 @@ def _trained(run: Path, request: TrainRequest) -> bool:
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
     recipe = folders.read_recipe(run)
-    if folders.is_run(run) and (recipe.get("train"), recipe.get("limit")) == (request.train, request.limit):
+    if is_run(run) and (recipe.get("train"), recipe.get("limit")) == (request.train, request.limit):
         return True
     raise OfframpError(f"to write the demo to {run}", "something else there", "choose another folder with --out")
 

@@ -20,6 +20,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.demo_data import carried_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
+from offramp.inference.batching import score_for_training
 from offramp.inference.model_card import render_model_card
 from offramp.inference.new_translation_model import build_translation_model, is_model_configuration
 from offramp.inference.operating_points import OperatingPoints
@@ -130,7 +131,7 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
             cut=train_data.truncated_rows + dev_data.truncated_rows,
             max_length=model.max_length,
         )
-        trainer = Trainer(model.network, request.schedule, partial, report)
+        trainer = Trainer(model.network, request.schedule, partial, score_for_training, report)
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
         report(choosing=len(chosen_on.rows))

@@ -12,7 +12,7 @@ from offramp.data.readers import read
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import Plan, Where, run_bench
 from offramp.evaluation.plan import Cell
-from offramp.inference import run_folder as folders
+from offramp.utils.run_paths import is_run
 
 BUDGETS = ("1.0", "max-loss=0.01")
 PEERS = ("hf", "openvino")  # beside the plain model only: once for each data set
@@ -35,7 +35,7 @@ def clock(
     broken = {}
     for cell in cells:
         run, keep = out / "runs" / cell.name, out / "cells" / f"bench-{cell.name}.json"
-        if not folders.is_run(run) or keep.is_file():
+        if not is_run(run) or keep.is_file():
             continue
         tell(f"timing {cell.name}")
         plain = cell.method == "full"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp import engines
 from offramp.core import cost
 from offramp.core.loop import Engine, ExitHeads, run
 from offramp.core.packed import Packed
@@ -134,3 +135,10 @@ def score_policy(
         return score_policy_by_loss(network, engine, policy, data, batch_size)
     outcome = run_encoded(network, engine, policy, data.encoded, batch_size)
     return task.metrics(data.rows, task.predictions(data.rows, data.encoded, outcome.logits)), outcome
+
+
+def score_for_training(network: Network, policy: Policy, data: Data) -> dict[str, float]:
+    """Return a policy's metrics on dev rows and its share of the full model's MACs: the trainer's scorer."""
+    metrics, outcome = score_policy(network, engines.make("torch", network.encoder), policy, data)
+    share = float(outcome.macs.sum() / full_macs(network, data.encoded, outcome).sum())
+    return {**metrics, "mac_share": round(share, 6)}

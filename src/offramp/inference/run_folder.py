@@ -27,6 +27,7 @@ from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hf_logging import quiet
+from offramp.utils.run_paths import is_run, working_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -175,16 +176,6 @@ def run_description(model: LoadedRun) -> dict[str, Any]:
         "layers": model.method.about(model.network),
         "versions": {"offramp": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds a finished model."""
-    return (folder / "offramp.json").is_file()
-
-
-def working_folder(out: Path) -> Path:
-    """Where a run is trained before it takes its place."""
-    return out.with_name(out.name + ".partial")
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:

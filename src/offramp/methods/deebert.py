@@ -31,7 +31,7 @@ class DeeBERT(DepthMethod):
         return EntropyPolicy(network, settings)
 
     def objective(self, options: ExitOptions) -> Objective:
-        return detached_exits_objective(sum_of_exit_losses)(options)
+        return detached_exits_objective(sum_of_exit_losses)
 
     def stages(self, network: Network, options: ExitOptions) -> list[Stage]:
         """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""

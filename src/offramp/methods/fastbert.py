@@ -86,7 +86,7 @@ class FastBERT(DepthMethod):
         return NormalisedEntropyPolicy(network, settings)
 
     def objective(self, options: FastBERTOptions) -> Objective:
-        return detached_exits_objective(self_distillation)(options)
+        return detached_exits_objective(self_distillation)
 
     def stages(self, network: Network, options: FastBERTOptions) -> list[Stage]:
         """Two: fine-tune, then self-distillation."""

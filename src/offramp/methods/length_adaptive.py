@@ -32,8 +32,7 @@ from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.nn.setting_space import LengthSpace
 from offramp.training.distillation import distillation_loss
-from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
-from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
 from offramp.training.losses import exit_loss, last_exit_loss
 from offramp.training.objectives import Objective
 from offramp.training.stage import Backward, Stage

@@ -1,7 +1,7 @@
-"""A training run on disk: one safetensors file that is always whole, replaced in one step.
+"""A training run on disk: one safetensors file that is always complete, because it is replaced in one step.
 
-Weights, optimiser moments and progress travel together, so a kill at any moment leaves the last complete state.
-Nothing random needs saving: every step seeds itself from (seed, stage, step).
+Weights, optimiser moments and progress are stored together, so a kill at any moment leaves the last complete state.
+No random state is stored: every step is seeded from (seed, stage, epoch, step).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 
 @dataclass
 class TrainingProgress:
-    """Where training stands."""
+    """How far training has come."""
 
     stage: int = 0
     epoch: int = 0
@@ -36,39 +36,39 @@ class TrainingProgress:
     history: list[dict[str, float]] = field(default_factory=list)  # this stage's finished epochs
     log: list[dict[str, Any]] = field(default_factory=list)  # all stages' finished epochs
     seconds: float = 0.0
-    reference: dict[str, float] = field(default_factory=dict)  # dev scores before this stage, if it compares
+    reference: dict[str, float] = field(default_factory=dict)  # dev scores before this stage, if it needs them
 
 
 def network_weights(network: Network) -> dict[str, Tensor]:
-    """All state of the network by name; tensors that share memory (tied embeddings) once."""
+    """Return all tensors of the network by name; tensors that share memory (tied embeddings) once."""
     parts = {f"model.{k}": v for k, v in network.hf.state_dict().items()}
     parts |= {f"added.{k}": v for k, v in network.added.state_dict().items()}
-    seen: dict[int, str] = {}
-    return {k: v.detach() for k, v in parts.items() if seen.setdefault(v.data_ptr(), k) == k or v.numel() == 0}
+    first_name: dict[int, str] = {}  # by address
+    return {k: v.detach() for k, v in parts.items() if first_name.setdefault(v.data_ptr(), k) == k or v.numel() == 0}
 
 
 def restore_weights(network: Network, tensors: dict[str, Tensor]) -> None:
-    """Put weights back in place (tied ones through their twin)."""
+    """Copy weights into the network; tied weights are set through the tensor they share memory with."""
     with torch.no_grad():
         for name, tensor in network_weights(network).items():
             tensor.copy_(tensors[name])
 
 
 def write_weights(path: Path, network: Network) -> None:
-    """The weights alone: a stage's best epoch."""
+    """Write the weights alone: those of a stage's best epoch."""
     tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
-    with replacing(path) as fresh:
-        save_file(tensors, fresh)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
 
 
 def read_weights(path: Path, network: Network) -> None:
-    """Back to a stage's best epoch."""
+    """Read the weights of a stage's best epoch back into the network."""
     with _opened(path) as file:
         restore_weights(network, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (not a dict)
 
 
 def check_readable(path: Path) -> None:
-    """A file of ours can be opened, or a clear answer that it is damaged."""
+    """Raise an error if a stored file is damaged."""
     with _opened(path):
         pass
 
@@ -76,28 +76,26 @@ def check_readable(path: Path) -> None:
 def write_checkpoint(
     folder: Path, network: Network, optimisers: list[torch.optim.Optimizer], progress: TrainingProgress
 ) -> None:
-    """Everything needed to go on."""
+    """Write everything that resuming needs."""
     tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
     for number, optimiser in enumerate(optimisers):
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optim.{number}.{index}.{k}": torch.as_tensor(v).contiguous() for k, v in state.items()}
-    with replacing(folder / CHECKPOINT_FILE) as fresh:
-        save_file(tensors, fresh, metadata={"progress": json.dumps(asdict(progress))})
+    with replacing(folder / CHECKPOINT_FILE) as temporary:
+        save_file(tensors, temporary, metadata={"progress": json.dumps(asdict(progress))})
 
 
 def read_progress(folder: Path) -> TrainingProgress | None:
-    """Where an interrupted run stands, or None if there is none."""
+    """Return how far an interrupted run has come, or None if there is none."""
     if not (folder / CHECKPOINT_FILE).is_file():
         return None
-    with _opened(
-        folder / CHECKPOINT_FILE, "numpy"
-    ) as file:  # one look at one file: another process may be replacing it
+    with _opened(folder / CHECKPOINT_FILE, "numpy") as file:  # opened once: another process may replace the file
         return TrainingProgress(**json.loads(file.metadata()["progress"]))
 
 
 @contextmanager
 def _opened(path: Path, framework: str = "pt") -> Iterator[Any]:
-    """A file of ours, or a clear answer that it is damaged."""
+    """Open a stored file, or raise an error if it is damaged."""
     try:
         with safe_open(path, framework=framework) as file:
             yield file
@@ -107,7 +105,7 @@ def _opened(path: Path, framework: str = "pt") -> Iterator[Any]:
 
 
 def read_checkpoint(folder: Path, network: Network, optimisers: list[torch.optim.Optimizer]) -> None:
-    """Weights and optimiser moments of an interrupted run."""
+    """Read weights and optimiser moments of an interrupted run."""
     with _opened(folder / CHECKPOINT_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     restore_weights(network, tensors)

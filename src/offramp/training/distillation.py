@@ -1,4 +1,4 @@
-"""A teacher's answers to all training rows, computed once and kept beside the run so that resuming finds them."""
+"""Logits of a teacher for all training rows, computed once and stored beside the run, and losses against them."""
 
 from __future__ import annotations
 
@@ -20,53 +20,58 @@ TEACHER_FILE = "teacher.safetensors"
 
 @dataclass(frozen=True)
 class TeacherLogits:
-    """Logits by encoded row."""
+    """Logits of the teacher by encoded row."""
 
     logits: tuple[Tensor, ...]  # each [1, outputs] or [tokens, outputs]
 
     def for_batch(self, batch: Batch) -> Tensor:
-        """What the teacher says to a batch, packed as its tokens are."""
+        """Return the teacher's logits for a batch, packed as its rows or tokens are."""
         return torch.cat([self.logits[i] for i in batch.indices]).to(batch.targets.device)
 
 
 def teacher_logits(network: Network, data: Data, folder: Path, size: int = 32) -> TeacherLogits:
-    """The full model's answers as it stands now, or those kept from before."""
+    """Return the full model's logits with its present weights, or those that an earlier attempt stored in `folder`."""
     sizes = [len(e.ids) for e in data.encoded] if network.per_token else [1] * len(data.encoded)
 
-    def answers() -> dict[str, Tensor]:
+    def compute() -> dict[str, Tensor]:
         network.eval()
-        parts = [_answers(network, data, start, size) for start in range(0, len(data.encoded), size)]
+        parts = [_full_model_logits(network, data, start, size) for start in range(0, len(data.encoded), size)]
         return {"logits": torch.cat(parts)}
 
-    return TeacherLogits(load_or_compute(folder / TEACHER_FILE, answers)["logits"].split(sizes))
+    return TeacherLogits(load_or_compute(folder / TEACHER_FILE, compute)["logits"].split(sizes))
 
 
-def _answers(network: Network, data: Data, start: int, size: int) -> Tensor:
+def _full_model_logits(network: Network, data: Data, start: int, size: int) -> Tensor:
     packed = pack_rows(network.task, data.encoded[start : start + size]).to(network.device)
     with torch.no_grad():
         return network(network.depth, forward_all_layers(network.encoder, packed).after(network.depth)).float().cpu()
 
 
-def distillation_loss(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
-    """How far answers are from the teacher's: KL of distributions, squared error of numbers."""
+def distillation_loss(network: Network, student: Tensor, teacher: Tensor, packed: Packed) -> Tensor:
+    """Return KL(teacher ‖ student) of the logits' distributions, or the squared error where answers are numbers."""
     if "distribution" not in network.task.provides:
-        return F.mse_loss(said.float(), taught.float())
-    lengths, scored = packed.lengths.to(said.device), packed.tokens.get("scored")
-    student, model = (network.task.distributions(x.float(), lengths, scored)[0].log_softmax(-1) for x in (said, taught))
-    gap = (model - student).masked_fill(torch.isneginf(model), 0.0)  # of two impossible answers; no gradient there
-    return (model.exp() * gap).sum() / len(model)
+        return F.mse_loss(student.float(), teacher.float())
+    lengths, scored = packed.lengths.to(student.device), packed.tokens.get("scored")
+    log_student, log_teacher = (
+        network.task.distributions(logits.float(), lengths, scored)[0].log_softmax(-1) for logits in (student, teacher)
+    )
+    # of two impossible answers the difference is NaN; masked, it also sends no gradient
+    difference = (log_teacher - log_student).masked_fill(torch.isneginf(log_teacher), 0.0)
+    return (log_teacher.exp() * difference).sum() / len(log_teacher)
 
 
-def distillation_loss_by_row(network: Network, said: Tensor, taught: Tensor, packed: Packed) -> Tensor:
-    """How far each row's answers are from the teacher's: cross-entropy with its distribution, or squared error."""
+def distillation_loss_by_row(network: Network, student: Tensor, teacher: Tensor, packed: Packed) -> Tensor:
+    """Return each row's cross-entropy with the teacher's distribution, or its squared error."""  # [rows]
     if "distribution" not in network.task.provides:
-        return (said.float() - taught.float()).square().mean(-1)  # [rows]
-    lengths, scored = packed.lengths.to(said.device), packed.tokens.get("scored")
-    (student, owner), (model, _) = (network.task.distributions(x.float(), lengths, scored) for x in (said, taught))
-    possible = ~torch.isneginf(model)
-    log = student.log_softmax(-1).masked_fill(~possible, 0.0)
-    each = -(model.softmax(-1) * log).sum(-1)
-    if owner is None:
-        return each
-    count = torch.bincount(owner, minlength=packed.count).clamp(min=1)
-    return each.new_zeros(packed.count).index_add(0, owner, each) / count
+        return (student.float() - teacher.float()).square().mean(-1)
+    lengths, scored = packed.lengths.to(student.device), packed.tokens.get("scored")
+    (student_scores, row_of_answer), (teacher_scores, _) = (
+        network.task.distributions(logits.float(), lengths, scored) for logits in (student, teacher)
+    )
+    impossible = torch.isneginf(teacher_scores)
+    log_student = student_scores.log_softmax(-1).masked_fill(impossible, 0.0)
+    losses = -(teacher_scores.softmax(-1) * log_student).sum(-1)
+    if row_of_answer is None:
+        return losses
+    count = torch.bincount(row_of_answer, minlength=packed.count).clamp(min=1)
+    return losses.new_zeros(packed.count).index_add(0, row_of_answer, losses) / count

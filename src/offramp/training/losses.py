@@ -1,4 +1,4 @@
-"""Losses at exits, shared by stages."""
+"""Losses of exits that several stages share."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ IGNORED_TARGET = -100  # the target of tokens without a label
 
 
 def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Tensor:
-    """The task's loss of the answer after a layer."""
+    """Return the task's loss of the exit after a layer."""
     targets = batch.targets
-    if network.task.outputs == 0:  # a vocabulary: answer only where somebody asks
-        asked = (targets != IGNORED_TARGET).nonzero().squeeze(1)
-        packed = Packed(packed.states.index_select(0, asked), torch.tensor([asked.shape[0]]))
-        targets = targets.index_select(0, asked)
+    if network.task.outputs == 0:  # logits over a vocabulary are computed only where there is a target
+        labelled = (targets != IGNORED_TARGET).nonzero().squeeze(1)
+        packed = Packed(packed.states.index_select(0, labelled), torch.tensor([labelled.shape[0]]))
+        targets = targets.index_select(0, labelled)
     logits = network(layer, packed)
     return network.task.loss(logits, targets, packed.lengths.to(logits.device))
 
 
-def exit_losses(network: Network, trace: LayerStates, batch: Batch, layers: list[int]) -> Tensor:
-    """The task's loss of each exit."""  # [exits]
-    return torch.stack([exit_loss(network, layer, trace.after(layer), batch) for layer in layers])
+def exit_losses(network: Network, states: LayerStates, batch: Batch, layers: list[int]) -> Tensor:
+    """Return the task's loss of the exit after each of these layers."""  # [exits]
+    return torch.stack([exit_loss(network, layer, states.after(layer), batch) for layer in layers])
 
 
-def last_exit_loss(network: Network, trace: LayerStates, batch: Batch) -> Tensor:
-    """The task's loss of the full model's answer: the objective where no depth method brings its own."""
-    return exit_loss(network, network.depth, trace.after(network.depth), batch)
+def last_exit_loss(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the task's loss of the full model: the objective where no depth method brings its own."""
+    return exit_loss(network, network.depth, states.after(network.depth), batch)

@@ -1,4 +1,4 @@
-"""Training regimes that several methods share: joint, alternating, frozen, self-distilling, with tokens gone."""
+"""Objectives and stages that several methods share: joint, alternating, frozen backbone, dropped tokens."""
 
 from __future__ import annotations
 
@@ -11,54 +11,61 @@ from torch import Tensor, nn
 
 from offramp.core.policy import Policy
 from offramp.nn.batches import Batch
-from offramp.nn.exit_policies import ExitOptions, JointOptions, WeightedOptions, exit_weights
+from offramp.nn.exit_policies import JointOptions, WeightedOptions, exit_weights
 from offramp.nn.network import Network
 from offramp.training.distillation import distillation_loss
-from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
-from offramp.training.forward_dropping import forward_with_dropping
+from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
 from offramp.training.losses import exit_loss, exit_losses, last_exit_loss
 from offramp.training.stage import Backward, Stage, forward_frozen
 
 Objective = Callable[[Network, LayerStates, Batch], Tensor]
 
 
-def weighted_exit_loss(network: Network, options: WeightedOptions, made: LayerStates, batch: Batch) -> Tensor:
-    """Weighted sum of all exits' losses, the last exit included."""
+def weighted_exit_loss(network: Network, options: WeightedOptions, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the weighted sum of the losses of all exits, the last exit included."""
     layers = [*sorted(network.exit_heads), network.depth]
-    losses = exit_losses(network, made, batch, layers)
+    losses = exit_losses(network, states, batch, layers)
     return losses @ losses.new_tensor(exit_weights(len(layers), options.weights))
 
 
 def weighted_objective(options: WeightedOptions) -> Objective:
-    """The objective of methods that train all exits together by a weighted sum."""
+    """Return the objective of methods that train all exits together by a weighted sum."""
 
-    def objective(network: Network, made: LayerStates, batch: Batch) -> Tensor:
-        return weighted_exit_loss(network, options, made, batch)
+    def objective(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+        return weighted_exit_loss(network, options, states, batch)
 
     return objective
 
 
-def detached_exits_objective(exit_heads: Objective) -> Callable[[ExitOptions], Objective]:
-    """The objective of methods whose off-ramps learn from a frozen model, where the model learns at the same time: its
-    own head by its loss, the off-ramps by `exit_heads` from states they cannot pull on."""
-
-    def objective(network: Network, made: LayerStates, batch: Batch) -> Tensor:
-        return last_exit_loss(network, made, batch) + exit_heads(network, made.detached(), batch)
-
-    return lambda options: objective
+def sum_of_exit_losses(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the unweighted sum of the losses of all exit heads; the last exit is left out."""
+    return exit_losses(network, states, batch, sorted(network.exit_heads)).sum()
 
 
-def self_distillation(network: Network, made: LayerStates, batch: Batch) -> Tensor:
-    """Sum over off-ramps of KL(last exit ‖ off-ramp): the model teaches its own exits, no label needed."""
+def self_distillation(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the sum over exit heads of KL(last exit ‖ exit head): the model is its own teacher, without labels."""
     with torch.no_grad():
-        taught = network(network.depth, made.after(network.depth))
-    said = [network(layer, made.after(layer)) for layer in sorted(network.exit_heads)]
-    return torch.stack([distillation_loss(network, one, taught, batch.packed) for one in said]).sum()
+        teacher = network(network.depth, states.after(network.depth))
+    students = [network(layer, states.after(layer)) for layer in sorted(network.exit_heads)]
+    return torch.stack([distillation_loss(network, student, teacher, batch.packed) for student in students]).sum()
+
+
+def detached_exits_objective(exit_objective: Objective) -> Objective:
+    """Return the objective of methods that train exit heads on a frozen model, for a model that trains with them.
+
+    The model learns from the last exit's loss; exit heads learn by `exit_objective` from detached states, so that
+    their gradients do not reach the backbone.
+    """
+
+    def objective(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+        return last_exit_loss(network, states, batch) + exit_objective(network, states.detached(), batch)
+
+    return objective
 
 
 @dataclass
 class JointStage(Stage):
-    """Everything learns together by one objective over the whole trace."""
+    """Trains all parameters together by one objective over the states of all layers."""
 
     objective: Objective = field(kw_only=True)
     hooks: ForwardHooks = field(default_factory=ForwardHooks)
@@ -67,34 +74,32 @@ class JointStage(Stage):
         return list(self.network.named_parameters())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        loss = self.objective(self.network, forward_all_layers(self.network.encoder, batch.packed, self.hooks), batch)
+        states = forward_all_layers(self.network.encoder, batch.packed, self.hooks)
+        loss = self.objective(self.network, states, batch)
         backward(loss)
         return {"loss": loss.detach()}
 
 
 def joint_stages(network: Network, options: WeightedOptions) -> list[Stage]:
-    """All exits and the backbone together, by the weighted sum; the backbone alone before that if asked."""
-    return after_fine_tuning(
-        options,
-        JointStage(
-            network, "joint", options.head_lr, objective=weighted_objective(options), hooks=joint_hooks(options)
-        ),
-    )
+    """Return the joint stage of the weighted sum, after fine-tuning the backbone alone if `options.mixed`."""
+    objective, hooks = weighted_objective(options), joint_hooks(options)
+    return after_fine_tuning(options, JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks))
 
 
 def joint_hooks(options: JointOptions) -> ForwardHooks:
-    """How gradients of the exits meet in the backbone."""
+    """Return how the gradients of several exits are combined in the backbone."""
     return ForwardHooks(equilibrium=options.equilibrium)
 
 
 def after_fine_tuning(options: JointOptions, stage: Stage) -> list[Stage]:
-    """A joint stage, the backbone fine-tuned alone before it if asked."""
-    return [*([Stage(stage.network, "fine-tune", options.head_lr, fine_tuning=True)] if options.mixed else []), stage]
+    """Return a joint stage, with a stage before it that fine-tunes the backbone alone if `options.mixed`."""
+    first = [Stage(stage.network, "fine-tune", options.head_lr, fine_tuning=True)] if options.mixed else []
+    return [*first, stage]
 
 
 @dataclass
 class AlternatingStage(JointStage):
-    """One step for the last exit alone, the next for all exits: neither starves the other (BERxiT)."""
+    """Alternates steps on the last exit's loss alone with steps on all exits, so that neither dominates (BERxiT)."""
 
     all_exits_next: bool = False
 
@@ -102,20 +107,19 @@ class AlternatingStage(JointStage):
         self.all_exits_next = step % 2 == 1
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        odd, self.all_exits_next = self.all_exits_next, not self.all_exits_next
-        if odd:
+        all_exits, self.all_exits_next = self.all_exits_next, not self.all_exits_next
+        if all_exits:
             return super().step(batch, backward)
         depth = self.network.depth
-        loss = exit_loss(
-            self.network, depth, forward_all_layers(self.network.encoder, batch.packed).after(depth), batch
-        )
+        last = forward_all_layers(self.network.encoder, batch.packed).after(depth)
+        loss = exit_loss(self.network, depth, last, batch)
         backward(loss)
         return {"loss": loss.detach()}
 
 
 @dataclass
 class ExitHeadStage(Stage):
-    """Only what the method added learns, from a frozen model in evaluation mode."""
+    """Trains only the modules that the method added; the backbone is frozen and in evaluation mode."""
 
     objective: Objective = field(kw_only=True)
 
@@ -131,29 +135,23 @@ class ExitHeadStage(Stage):
         return {"loss": loss.detach()}
 
 
-def sum_of_exit_losses(network: Network, made: LayerStates, batch: Batch) -> Tensor:
-    """Every off-ramp on its own loss, unweighted."""
-    return exit_losses(network, made, batch, sorted(network.exit_heads)).sum()
-
-
 @dataclass
 class DroppingStage(Stage):
-    """Tokens are gone in training as at run time: who leaves is settled, the rest learns to answer without them."""
+    """Trains with tokens really dropped: the parameters that choose them are frozen, the others adapt to the loss."""
 
     objective: Objective = last_exit_loss
 
-    frozen_prefixes: ClassVar[tuple[str, ...]]  # how the names of parameters begin that say who leaves
+    frozen_prefixes: ClassVar[tuple[str, ...]]  # how the names of the parameters begin that choose tokens
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.network.named_parameters() if not name.startswith(self.frozen_prefixes)]
 
     def training_policy(self) -> Policy:
-        """How the next batch is run; as dev rows are, unless a method varies it."""
+        """Return the policy of the next training batch: that of dev rows, unless a method varies it."""
         return self.policy()
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        loss = self.objective(
-            self.network, forward_with_dropping(self.network, batch.packed, self.training_policy()), batch
-        )
+        states = forward_with_dropping(self.network, batch.packed, self.training_policy())
+        loss = self.objective(self.network, states, batch)
         backward(loss)
         return {"loss": loss.detach()}

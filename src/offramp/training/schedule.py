@@ -1,4 +1,4 @@
-"""How long, how fast and how precisely to train; the same for every stage of a method."""
+"""Epochs, batch size, learning rate and precision of training, the same for every stage of a method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a user may choose; bad values are refused here."""
+    """The values that a user may choose; invalid ones raise an error."""
 
     epochs: int = 3
     batch_size: int = 32
@@ -24,17 +24,17 @@ class Schedule:
     save_seconds: float = 120.0
 
     def __post_init__(self) -> None:
-        for name, fine, fix in (
+        for name, valid, fix in (
             ("epochs", self.epochs >= 1, "1 or more"),
             ("batch_size", self.batch_size >= 1, "1 or more"),
             ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
             ("precision", self.precision in PRECISIONS, f"one of: {', '.join(PRECISIONS)}"),
         ):
-            if not fine:
+            if not valid:
                 given = f"--{name.replace('_', '-')} {getattr(self, name)}"
                 raise OfframpError("a training schedule", given, f"give {fix}")
 
     def rate(self, step: int, total: int) -> float:
-        """The share of the learning rate at a step: warm up linearly, then fall linearly to zero."""
+        """Return the factor of the learning rate at a step: linear warm-up, then linear decay to zero."""
         warm = max(1, int(self.warmup * total))
         return (step + 1) / warm if step < warm else max(0.0, (total - step) / max(1, total - warm))

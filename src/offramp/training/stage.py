@@ -1,8 +1,8 @@
-"""The training protocol: a method is a list of stages; the trainer runs each to its end, resumably.
+"""The training protocol: a method is a list of stages, and the trainer runs each to its end, resumably.
 
-A stage names its parameters, owns its loss and its backward pass, and says which epoch was best. The trainer owns data
-order, schedules, clipping, checkpoints and logging. Randomness inside `step` must come from torch's global generator:
-the trainer seeds it from (seed, stage, step), which is what makes a resumed run equal an uninterrupted one.
+A stage names its parameters, computes its loss and its backward pass, and chooses the best epoch. The trainer owns data
+order, schedule, clipping, checkpoints and logging. Randomness inside `step` must come from torch's global generator:
+the trainer seeds it from (seed, stage, epoch, step), which makes a resumed run equal to an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ ParameterGroups = list[dict[str, Any]]
 
 @dataclass
 class Stage:
-    """One part of a method's training. The base class is ordinary fine-tuning of the backbone and its own head."""
+    """One stage of a method's training. The base class fine-tunes the backbone and its own head as usual."""
 
     network: Network
     name: str = "fine-tune"
     head_lr: float = 5e-4
-    fine_tuning: bool = False  # plain fine-tuning that `--init RUN` replaces
-    needs_labels: bool = True  # whether its loss needs targets; if no stage does, rows without labels will do
-    reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before it, if it `compares`
+    fine_tuning: bool = False  # whether this is the plain fine-tuning that `--init RUN` replaces
+    needs_labels: bool = True  # whether the loss needs targets; if no stage does, unlabelled rows are accepted
+    reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before, if `needs_reference`
 
-    needs_reference: ClassVar[bool] = False  # `select` asks what the model scored before this stage
+    needs_reference: ClassVar[bool] = False  # whether `best_epoch` compares with the dev scores before this stage
 
     def is_done_in(self, run: Mapping[str, Any]) -> bool:
-        """Whether a run that `--init` names, told by its offramp.json, has done this stage already."""
+        """Return whether the run that `--init` names, described by its offramp.json, has already done this stage."""
         return self.fine_tuning
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters this stage changes; gradients must reach exactly these."""
+        """Return names and parameters that this stage changes; gradients must reach exactly these."""
         return [(name, p) for name, p in self.network.named_parameters() if name.startswith("model.")]
 
     def optimisers(self, lr: float) -> list[ParameterGroups]:
-        """Parameter groups, one list per optimiser. The default: one AdamW, fresh heads at their own rate."""
-        fresh = newly_initialized_parameters(self.network)
-        body = [p for name, p in self.trainable() if name not in fresh]
-        heads = [p for name, p in self.trainable() if name in fresh]
-        return [[{"params": p, "lr": rate} for p, rate in ((body, lr), (heads, max(lr, self.head_lr))) if p]]
+        """Return parameter groups, one list per optimiser; by default one optimiser, in which newly initialized
+        parameters have their own learning rate."""
+        new = newly_initialized_parameters(self.network)
+        pretrained = [p for name, p in self.trainable() if name not in new]
+        heads = [p for name, p in self.trainable() if name in new]
+        return [[{"params": p, "lr": rate} for p, rate in ((pretrained, lr), (heads, max(lr, self.head_lr))) if p]]
 
     def prepare(self, data: Data, folder: Path) -> None:
-        """Make artifacts (tables, saliencies, teacher logits) in `folder`; called again on resume."""
+        """Compute artifacts (tables, saliencies, teacher logits) in `folder`; called again on resume."""
 
     def set_train_mode(self) -> None:
-        """Which parts are in training mode; called before every epoch."""
+        """Set which modules are in training mode; called before every epoch."""
         self.network.train(backbone=True, added=True)
 
     def begin_epoch(self, epoch: int, epochs: int, step: int) -> None:
-        """Where training stands, told before every epoch (a resumed run may begin in the middle of one)."""
+        """Receive the epoch, their number and the first step; a resumed run may begin in the middle of an epoch."""
 
     def set_progress(self, share: float) -> None:
-        """How much of the stage is done, 0…1, told before every step: growing schedules span the whole stage."""
+        """Receive the share of the stage that is done, 0…1, before every step: schedules span the whole stage."""
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        """Loss and backward pass of one batch; what is returned is logged."""
+        """Compute the loss of a batch, call `backward` on it and return what is logged."""
         depth = self.network.depth
-        loss = exit_loss(
-            self.network, depth, forward_all_layers(self.network.encoder, batch.packed).after(depth), batch
-        )
+        last = forward_all_layers(self.network.encoder, batch.packed).after(depth)
+        loss = exit_loss(self.network, depth, last, batch)
         backward(loss)
         return {"loss": loss.detach()}
 
     def policy(self) -> Policy:
-        """How dev rows are run after each epoch: by default through the whole model."""
+        """Return the policy that dev rows are run under after each epoch: by default the full model."""
         return Policy()
 
     def end_epoch(self, history: Sequence[dict[str, float]]) -> None:
-        """After every epoch, its dev scores last in the history; the network is in evaluation mode."""
+        """Receive the dev scores of all epochs, the newest last; the network is in evaluation mode."""
 
     def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
-        """Which epoch was best, by the task's metric on dev rows; of equals the later."""
+        """Return the index of the best epoch by the task's metric on dev rows; of equals the later."""
         return rank_epochs(self.network, history)[0]
 
 
 def rank_epochs(network: Network, history: Sequence[dict[str, float]]) -> list[int]:
-    """Epochs by the task's metric on dev rows, the best first; of equals the later."""
+    """Return epochs by the task's metric on dev rows, the best first; of equals the later."""
     sign = 1.0 if network.task.higher_is_better else -1.0
     scores = [sign * epoch[network.task.metric] for epoch in history]
     return sorted(range(len(scores)), key=lambda i: (scores[i], i), reverse=True)
@@ -98,22 +98,24 @@ def rank_epochs(network: Network, history: Sequence[dict[str, float]]) -> list[i
 def cheapest_epoch(
     network: Network, history: Sequence[dict[str, float]], reference: dict[str, float], slack: float
 ) -> int:
-    """The epoch that spends least among those that score within `slack` of the reference; else the best one."""
+    """Return the epoch with the fewest MACs among those that score within `slack` of the reference, else the best."""
     sign = 1.0 if network.task.higher_is_better else -1.0
     floor = sign * reference[network.task.metric] - slack
-    fine = [i for i, epoch in enumerate(history) if sign * epoch[network.task.metric] >= floor]
-    return min(fine, key=lambda i: (history[i]["mac_share"], -i)) if fine else rank_epochs(network, history)[0]
+    accepted = [i for i, epoch in enumerate(history) if sign * epoch[network.task.metric] >= floor]
+    if not accepted:
+        return rank_epochs(network, history)[0]
+    return min(accepted, key=lambda i: (history[i]["mac_share"], -i))
 
 
 def newly_initialized_parameters(network: Network) -> set[str]:
-    """Names of parameters that were never pretrained: the model's own head (with a pooler, if it had to be made) and
-    whatever a method added."""
+    """Return the names of parameters that were not pretrained: those of the model's own head, those that the checkpoint
+    lacked (a pooler, for example) and those of the modules that a method added."""
     base = {id(p) for p in network.hf.base_model.parameters()}
-    made = {f"model.{name}" for name in network.newly_initialized}
-    return {name for name, p in network.named_parameters() if id(p) not in base or name in made}
+    missing = {f"model.{name}" for name in network.newly_initialized}
+    return {name for name, p in network.named_parameters() if id(p) not in base or name in missing}
 
 
 def forward_frozen(network: Network, packed: Packed) -> LayerStates:
-    """A trace of the backbone without gradients, dropout off."""
+    """Return the states of all layers without gradients."""
     with torch.no_grad():
         return forward_all_layers(network.encoder, packed)
