@@ -60,6 +60,7 @@ from offramp.training.saliency import saliencies
 from offramp.training.schedule import Schedule
 from offramp.utils.command_line import command_line
 from offramp.utils.files import read_json, replacing, write_json, write_text
+from offramp.utils.run_paths import is_run
 
 PROGRAM = "python benchmarks/papers/adapler.py"
 ENDINGS = (".jsonl.gz", ".jsonl")
@@ -320,7 +321,7 @@ def _jsonl(path: Path, rows: Sequence[Row]) -> str:
 def _trained(study: RationaleStudy, name: str, rows: Sequence[Row], train: Train, **more: Any) -> LoadedRun:
     """Load a finished run, or train or resume it first. Held-out rows choose its epoch."""
     out = study.path("runs", name)
-    if not folders.is_run(out):
+    if not is_run(out):
         file = _jsonl(study.path("rows", f"{name}.jsonl"), rows)
         given = {"max_length": study.max_length, "schedule": study.schedule, **more}
         train(TrainRequest(model=study.model, train=file, out=str(out), **given))
