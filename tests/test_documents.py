@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import statistics
@@ -13,6 +14,7 @@ import pytest
 from benchmarks import accuracy_time, results_index
 from offramp import backbones, methods, tasks
 from offramp.cli import app
+from tests.test_imports import ROOMS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -20,6 +22,7 @@ DOCUMENTS = sorted(
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*.md"))
 )
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
@@ -60,6 +63,27 @@ def test_the_picture_is_drawn_from_result_files(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(accuracy_time, "TARGET", tmp_path / "picture.svg")
     accuracy_time.main([])
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("milliseconds a row") >= 4
+
+
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`([\w/]+\.py:[\w.]+)`", ARCHITECTURE))))
+def test_functions_named_in_the_walks_exist(named: str) -> None:
+    file, path = named.split(":")
+    body = ast.parse((ROOT / "src" / "offramp" / file).read_text(encoding="utf-8")).body
+    for part in path.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        found = [node for node in body if isinstance(node, kinds) and node.name == part]
+        assert found, f"docs/architecture.md names {named}, and there is no {part}"
+        body = found[0].body
+
+
+def test_walks_have_at_most_ten_stops() -> None:
+    for title in ("A row through `predict`", "A batch through `train`", "A word through translation"):
+        assert 5 <= len(re.findall(r"^\d+\. ", section(ARCHITECTURE, title), flags=re.M)) <= 10
+
+
+def test_the_table_of_rooms_is_in_the_order_of_imports() -> None:
+    first = re.findall(r"^\| `(\w+)(?:\.py|/)`(?:, `(\w+)/`)?", section(ARCHITECTURE, "The rooms"), flags=re.M)
+    assert [room for rooms in first for room in rooms if room] == ROOMS
 
 
 def points(file: Path) -> list[tuple[float, float, str]]:
