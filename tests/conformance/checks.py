@@ -223,7 +223,7 @@ def check_engine_decides_like_torch(case: Case, engine: str) -> None:
     for settings in settings_from_fast_to_full(built)[::3]:
         expected, packed = run_rows(built, settings, built.data.encoded), pack_rows(network.task, built.data.encoded)
         with torch.inference_mode():
-            result = run(runner, runner.exits(network), built.method.policy(network, settings), packed)
+            result = run(runner, runner.compile_heads(network), built.method.policy(network, settings), packed)
         assert torch.equal(result.exit_layer, expected.exit_layer)
         assert torch.allclose(result.logits, expected.logits, atol=1e-4)
         spent = cost.macs(result.trace, network, len(LENGTHS))

@@ -47,7 +47,7 @@ def test_default_settings_of_a_pair_give_the_plain_model() -> None:
 def test_length_method_needs_nothing_at_default_settings(name: str) -> None:
     """An engine may then run the full model at once."""
     method, net, _ = checks.build(Case(name, "bert", "classification"))
-    assert not method.policy(net, method.settings()).wants_anything(net.depth)
+    assert not method.policy(net, method.settings()).acts(net.depth)
 
 
 @pytest.mark.parametrize("option", ["mixed", "equilibrium"])

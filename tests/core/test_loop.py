@@ -12,7 +12,7 @@ from offramp import engines
 from offramp.core.attention import Scores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import PairPolicy, Policy
+from offramp.core.policy import Needs, PairPolicy, Policy
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
@@ -120,8 +120,8 @@ def test_scores_are_given_only_where_asked() -> None:
     got: list[bool] = []
 
     class Asks(Policy):
-        def wants_scores(self, layer: int) -> bool:
-            return layer == 2
+        def needs(self, layer: int) -> Needs:
+            return Needs(after_attention=True, scores=layer == 2)
 
         def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
             got.append(scores is not None)
@@ -176,7 +176,7 @@ def test_answers_that_settled_survive_the_dropping_of_their_token() -> None:
     class Settle(Policy):
         def should_exit(self, layer: int, s: State) -> Tensor | None:
             if layer == 1:
-                s.settle(s.packed.tokens["position"] >= 4)
+                s.answer_tokens(s.packed.tokens["position"] >= 4)
             return None
 
     net, packed = net_for("tagging"), pack(tiny.rows(LENGTHS))

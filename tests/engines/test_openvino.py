@@ -15,7 +15,7 @@ from offramp import engines
 from offramp.core.attention import Scores
 from offramp.core.loop import Engine, Result, State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import PairPolicy, Policy
+from offramp.core.policy import Needs, PairPolicy, Policy
 from offramp.engines import How
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, bare_network
@@ -29,8 +29,8 @@ RAGGED, EVEN, ONE_LONG = [9, 3, 17, 5], [5, 5, 5], [7, 1, 1, 120]
 class Significance(Policy):
     """Drops what received less attention than the middle of its batch of one row, or by place: scores at work."""
 
-    def wants_scores(self, layer: int) -> bool:
-        return True
+    def needs(self, layer: int) -> Needs:
+        return Needs(after_attention=True, scores=True)
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         assert scores is not None
@@ -67,7 +67,7 @@ def compiled(task: str, kind: str, precision: str = "fp32") -> Engine:
 
 def answer(engine: Engine, net: Network, policy: Policy, packed: Packed) -> Result:
     with torch.inference_mode():
-        return run(engine, engine.exits(net), policy, packed)
+        return run(engine, engine.compile_heads(net), policy, packed)
 
 
 OWN_LAYERS = ("alberta", "bert", "modernbert")  # the others have BERT's layers under other names

@@ -192,7 +192,7 @@ class Asking(EncoderPolicy):
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         done = super().should_exit(layer, s)
-        self.said = [*getattr(self, "said", []), self.why(layer, s)]
+        self.said = [*getattr(self, "said", []), self.reason(layer, s)]
         return done
 
 

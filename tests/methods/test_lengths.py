@@ -79,9 +79,9 @@ def test_only_layers_that_drop_ask_for_scores() -> None:
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
     net = bare_network(tiny.model("bert"), task)
     policy = LengthPolicy(net, LengthSettings((1.0, 0.5, 0.5)))
-    assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [False, True, False]
+    assert [policy.needs(layer).scores for layer in (1, 2, 3)] == [False, True, False]
     plain = LengthPolicy(net, LengthSettings())
-    assert not any(plain.wants_scores(layer) for layer in (1, 2, 3))
+    assert not any(plain.needs(layer).scores for layer in (1, 2, 3))
 
 
 def test_shares_of_deep_models_stay_above_nothing() -> None:

@@ -64,9 +64,9 @@ def test_the_first_token_never_leaves() -> None:
 def test_only_layers_that_drop_ask_for_scores() -> None:
     net, kept = made(counts=(15, 15, 2))
     policy = PoWERBERTPolicy(net, PoWERBERTSettings())
-    assert [policy.wants_scores(layer) for layer in (1, 2, 3)] == [True, False, True]
+    assert [policy.needs(layer).scores for layer in (1, 2, 3)] == [True, False, True]
     kept.counts.fill_(kept.weights.shape[1])
-    assert not PoWERBERTPolicy(net, PoWERBERTSettings()).wants_anything(net.depth)
+    assert not PoWERBERTPolicy(net, PoWERBERTSettings()).acts(net.depth)
 
 
 def test_counts_are_sums_of_weights_that_never_grow() -> None:
@@ -158,7 +158,7 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
     model = load_run(run_)
     found = power_bert._retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
-    assert methods.get("power_bert").policy(model.network, PoWERBERTSettings()).wants_scores(1)
+    assert methods.get("power_bert").policy(model.network, PoWERBERTSettings()).needs(1).scores
     listed = ", ".join(map(str, found))
     assert (
         read_description(run_)["layers"] == {"counts": found}

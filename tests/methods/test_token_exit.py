@@ -52,7 +52,7 @@ class Watch(Policy):
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         whole = torch.full((sum(LENGTHS),), -2)
-        whole[s.packed.tokens["origin"]] = s.packed.tokens.get("left", -1)
+        whole[s.packed.tokens["origin"]] = s.packed.tokens.get("exited_at", -1)
         states = torch.zeros(sum(LENGTHS), s.packed.states.shape[1])
         states[s.packed.tokens["origin"]] = s.packed.states
         self.left[layer], self.states[layer] = whole, states

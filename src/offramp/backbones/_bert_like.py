@@ -8,6 +8,7 @@ from torch import Tensor
 
 from offramp.backbones import Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.packed import Packed
 
 
@@ -37,9 +38,9 @@ def _sublayers(layer: Any) -> Sublayers:
 def embed(embeddings: Any, packed: Packed, first_position: int = 0) -> Tensor:
     """Word, type and position embeddings of packed tokens."""  # [tokens, hidden]
     made: Tensor = embeddings(
-        input_ids=packed.tokens["id"][None],
-        token_type_ids=packed.tokens["type"][None],
-        position_ids=packed.tokens["position"][None] + first_position,
+        input_ids=packed.tokens[ID][None],
+        token_type_ids=packed.tokens[TYPE][None],
+        position_ids=packed.tokens[POSITION][None] + first_position,
     )
     return made[0]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from offramp.backbones import Decoder, Encoder, Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.columns import ID, POSITION
 from offramp.core.decoder import BlockCost
 from offramp.core.dropout import dropout
 from offramp.core.packed import Packed
@@ -41,7 +42,7 @@ def seq2seq_encoder(model: Any, embed: Embed) -> Encoder:
     half, config = model.base_model.encoder, model.config
 
     def packed_embed(packed: Packed) -> Tensor:
-        return embed(half, packed.tokens["id"], packed.tokens["position"])
+        return embed(half, packed.tokens[ID], packed.tokens[POSITION])
 
     layers = [_encoder_layer(layer) for layer in half.layers]
     return Encoder(packed_embed, layers, nn.Identity(), config.d_model, config.max_position_embeddings)

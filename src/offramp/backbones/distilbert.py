@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.columns import ID, POSITION
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("distilbert",)
@@ -37,7 +38,7 @@ def encoder(model: Any) -> Encoder:
     base, config = model.base_model, model.config
 
     def words(packed: Packed) -> Tensor:
-        ids, positions = packed.tokens["id"][None], packed.tokens["position"][None]
+        ids, positions = packed.tokens[ID][None], packed.tokens[POSITION][None]
         made: Tensor = base.embeddings(input_ids=ids, position_ids=positions)
         return made[0]
 

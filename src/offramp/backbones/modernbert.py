@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones._narrow import Narrowing
 from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.columns import ID
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.dropout import dropped
 from offramp.core.packed import Packed
@@ -82,7 +83,7 @@ def encoder(model: Any) -> Encoder:
     stack = [PreNormRotary(layer, base.rotary_emb, config) for layer in base.layers]
 
     def words(packed: Packed) -> Tensor:
-        made: Tensor = base.embeddings(input_ids=packed.tokens["id"][None])
+        made: Tensor = base.embeddings(input_ids=packed.tokens[ID][None])
         return made[0]
 
     return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings)

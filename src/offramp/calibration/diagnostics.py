@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offramp.calibration.replay import ExitRecording
+from offramp.core.columns import SCORED
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints
 from offramp.nn.network import Network
 
@@ -72,5 +73,5 @@ def _same(network: Network, recording: ExitRecording, layer: int) -> bool:
 def _most(network: Network, recording: ExitRecording, logits: Tensor) -> float:
     """How much of all answers the most frequent one is."""
     packed = recording.packed
-    spread, _ = network.task.distributions(logits, packed.lengths, packed.tokens.get("scored"))
+    spread, _ = network.task.distributions(logits, packed.lengths, packed.tokens.get(SCORED))
     return float(torch.bincount(spread.argmax(-1)).max() / max(1, len(spread)))

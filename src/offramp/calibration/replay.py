@@ -17,10 +17,11 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.core.attention import Layout, Scores
+from offramp.core.columns import DROPPED_AT, ORIGIN
 from offramp.core.cost import Event
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
-from offramp.core.policy import PairPolicy, Policy
+from offramp.core.policy import PairPolicy, Policy, PolicyWrapper
 from offramp.inference.batching import RunOutput, run_encoded, run_packed
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
@@ -54,11 +55,11 @@ NEVER = _moment(1 << 20, False)
 
 
 @dataclass
-class _Recorder(Policy):
-    """Notes what each off-ramp (and the learned unit) says while `under` runs, and whom that drops when."""
+class _Recorder(PolicyWrapper):
+    """Notes what each off-ramp (and the learned unit) says while `inner` runs, and whom that drops when."""
 
     network: Network
-    under: Policy
+    inner: Policy
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
     exit_unit: dict[int, list[Tensor]] = field(default_factory=dict)
     gone: list[Tensor] = field(default_factory=list)  # of each batch
@@ -66,27 +67,24 @@ class _Recorder(Policy):
 
     def on_embeddings(self, s: State) -> None:
         self.gone.append(torch.full((s.packed.total,), NEVER))
-        self.under.on_embeddings(s)
+        self.inner.on_embeddings(s)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        return self._noted(_moment(layer, False), s, lambda: self.under.before_layer(layer, s))
-
-    def wants_scores(self, layer: int) -> bool:
-        return self.under.wants_scores(layer)
+        return self._noted(_moment(layer, False), s, lambda: self.inner.before_layer(layer, s))
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return self._noted(_moment(layer, True), s, lambda: self.under.after_attention(layer, s, scores))
+        return self._noted(_moment(layer, True), s, lambda: self.inner.after_attention(layer, s, scores))
 
     def _noted(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
         before = len(s.trace)
         keep = decide()
         self.extras |= {moment for event in s.trace[before:] if event.kind == "predictor"}
         if keep is not None:
-            self.gone[-1][s.packed.tokens["origin"][~keep].cpu()] = moment
+            self.gone[-1][s.packed.tokens[ORIGIN][~keep].cpu()] = moment
         return keep
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        done = self.under.should_exit(
+        done = self.inner.should_exit(
             layer, s
         )  # at its loosest a method lets nobody go, or (a truncated model) everybody
         if layer in self.network.exit_heads:
@@ -115,7 +113,7 @@ def record_exits(
     logits = {layer: in_order(parts, sizes) for layer, parts in recorder.logits.items()}
     exit_unit = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
     gone = in_order(recorder.gone, [len(e.ids) for e in ordered])
-    packed = pack_rows(network.task, data.encoded).with_tokens(gone=gone)
+    packed = pack_rows(network.task, data.encoded).with_tokens(dropped_at=gone)
     return ExitRecording(logits, exit_unit, packed, frozenset(recorder.extras))
 
 
@@ -133,8 +131,8 @@ class _Dropping(Policy):
 
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
         if moment in self.extras:
-            s.trace.append(Event("predictor", layer, s.packed.rows["origin"], s.packed.lengths, s.packed.lengths))
-        gone = s.packed.tokens.get("gone")
+            s.trace.append(Event("predictor", layer, s.packed.rows[ORIGIN], s.packed.lengths, s.packed.lengths))
+        gone = s.packed.tokens.get(DROPPED_AT)
         return None if gone is None else gone > moment
 
 
@@ -168,12 +166,12 @@ class ReplayedExitHeads:
     per_token: bool
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
-        index = packed.tokens["origin"] if self.per_token else packed.rows["origin"]
+        index = packed.tokens[ORIGIN] if self.per_token else packed.rows[ORIGIN]
         return self.recording.logits[layer][index]
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """What the learned unit said."""
-        return self.recording.exit_unit[layer][packed.rows["origin"]]
+        return self.recording.exit_unit[layer][packed.rows[ORIGIN]]
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
         """Methods with token predictors change later states: nothing of theirs is replayed."""

@@ -17,6 +17,7 @@ from offramp.calibration.exit_table import exit_table, fit_temperatures
 from offramp.calibration.grids import cliff_lengths, constant_length_grid, kept_tokens
 from offramp.calibration.replay import ExitRecording, record_exits, replay, replayed_state
 from offramp.calibration.thresholds import search_thresholds
+from offramp.core.columns import SCORED
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded
 from offramp.inference.operating_points import OperatingPoint
@@ -128,7 +129,7 @@ def _answers(network: Network, recording: ExitRecording) -> NDArray[np.float64]:
     """The normalised entropy of every single answer at every off-ramp: words leave by their own."""
     packed = recording.packed
     spreads = [
-        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get("scored"))[0]
+        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get(SCORED))[0]
         for layer in network.exit_heads
     ]
     return np.asarray(torch.cat([normalised_entropy(spread) for spread in spreads]).double().numpy())

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from offramp import __version__, engines
 from offramp.core.attention import Scores
+from offramp.core.columns import POSITION
 from offramp.core.cost import Event
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.data.tokenization import Encoded
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
@@ -95,13 +96,11 @@ class Probe(Policy):
     keep: int | None = None
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return s.packed.tokens["position"] < self.keep if self.keep is not None and layer == 1 else None
+        return s.packed.tokens[POSITION] < self.keep if self.keep is not None and layer == 1 else None
 
-    def wants_attended(self, layer: int) -> bool:
-        return self.keep is not None and layer == 1
-
-    def wants_leave(self, layer: int) -> bool:
-        return layer in self.exits or layer == self.depth
+    def needs(self, layer: int) -> Needs:
+        drops = self.keep is not None and layer == 1
+        return Needs(after_attention=drops, should_exit=layer in self.exits or layer == self.depth)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         if layer in self.exits:
@@ -139,7 +138,9 @@ def measure_time_model(model: Predictor, texts: Sequence[Row], clock: Clock = ti
 def run_trace(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
     """What the loop does with a batch under a policy."""
     with torch.inference_mode():
-        return run(model.engine, model.engine.exits(model.network), policy, packed.to(model.network.device)).trace
+        return run(
+            model.engine, model.engine.compile_heads(model.network), policy, packed.to(model.network.device)
+        ).trace
 
 
 def _rows(model: Predictor) -> list[Packed]:

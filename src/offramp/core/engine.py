@@ -1,74 +1,87 @@
-"""What the loop asks of whoever executes layers and exits."""
+"""What the loop requires of an engine, which executes layers, and of the exit heads."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
+from offramp.core.rules import ExitRule
+
+
+class Segment(NamedTuple):
+    """Result of several layers run together."""
+
+    states: Tensor | None  # [tokens, hidden]; None where the segment ends the model and gave logits
+    logits: Tensor | None  # of the exit after the segment; None where the engine did not compute them with the layers
+
+
+class RuleResult(NamedTuple):
+    """Result of a whole batch under an exit rule."""
+
+    logits: Tensor  # [rows, outputs], of the exit where each row left
+    exit_layer: Tensor  # [rows] int64, CPU
 
 
 class Engine(Protocol):
-    """How a half-layer is executed."""
+    """Executes half-layers; `run_segment` and `run_rule` are fast paths that an engine may add."""
+
+    rule_measures: ClassVar[frozenset[str]] = frozenset()  # measures of the rules that `run_rule` understands
 
     @property
     def depth(self) -> int:
         """Number of layers."""
 
     def embed(self, packed: Packed) -> Tensor:
-        """Embeddings of the packed tokens."""  # [tokens, hidden]
+        """Return the embeddings of the packed tokens."""  # [tokens, hidden]
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
     ) -> tuple[Tensor, Scores | None]:
-        """First half of a layer (1…depth)."""
+        """Run the first half of a layer (1…depth)."""
 
     def feed(self, layer: int, x: Tensor) -> Tensor:
-        """Second half of a layer."""
+        """Run the second half of a layer."""
 
-    def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
-        """Both halves of neighbouring layers between which nobody looks; by default one after the other."""
-        for layer in layers:
-            x = self.feed(layer, self.attend(layer, x, x, where, False)[0])
-        return x
+    def run_segment(self, first: int, last: int, exit_heads: ExitHeads | None, packed: Packed) -> Segment:
+        """Run layers first…last (0: the embeddings), with no policy in between.
 
-    def opened(self, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and what the exit on them says, where both together are cheaper; by default embeddings alone."""
-        return self.embed(packed), None
+        `exit_heads` is given where the exit after `last` will be read; an engine may compute its logits together with
+        the layers, or leave them to the loop. By default one half-layer runs after the other.
+        """
+        x = self.embed(packed) if first == 0 else packed.states
+        for layer in range(max(first, 1), last + 1):
+            x = self.feed(layer, self.attend(layer, x, x, packed.layout, False)[0])
+        return Segment(x, None)
 
-    def answered(self, layer: int, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """A whole layer and what its exit says, where both together are cheaper; by default the layer alone."""
-        return self.whole(range(layer, layer + 1), packed.states, packed.layout), None
+    def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
+        """Run a whole batch under an exit rule; called only for measures in `rule_measures`."""
+        raise AssertionError(f"this engine lists no measures, so it is never given the rule {rule}")
 
-    def straight(self, heads: ExitHeads, packed: Packed) -> Tensor:
-        """Embeddings, all layers and the last exit, where nobody looks at all: logits; by default one after another."""
-        states = self.whole(range(1, self.depth + 1), self.embed(packed), packed.layout)
-        return heads(self.depth, packed.with_states(states))
-
-    def room(self) -> AbstractContextManager[None]:
-        """Held while a batch runs: an engine with threads of its own keeps torch's out of their way."""
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context held while a batch runs: an engine with its own threads restrains torch's meanwhile."""
         return nullcontext()
 
-    def exits(self, heads: ExitHeads) -> ExitHeads:
-        """The same exits as this engine runs them; by default as they are."""
-        return heads
+    def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:
+        """Return the same exit heads as this engine runs them; by default unchanged."""
+        return exit_heads
 
 
 class ExitHeads(Protocol):
-    """The exits: what the model would answer after a layer."""
+    """The exits of a model, its learned exit unit and its predictors."""
 
     @property
     def per_token(self) -> bool:
-        """Whether answers are per token."""
+        """Whether logits are per token instead of per row."""
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
-        """Logits per row or per token."""
+        """Return the logits of the exit after a layer, per row or per token."""
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
-        """How unsure a learned unit is of each row's answer, or of each layer above being needed, 0…1."""
+        """Return the output of the method's learned exit unit for each row, 0 certain … 1 uncertain."""
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
-        """What a method's own predictor before `layer` says of each token."""
+        """Return the output of the method's own predictor before a layer for each token."""

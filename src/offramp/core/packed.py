@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offramp.core.attention import Layout, layout
+from offramp.core.columns import ID, ORIGIN, POSITION, PRESENT, TYPE, Column
+from offramp.core.layout import Layout, layout
 from offramp.errors import OfframpError
 
 
@@ -65,15 +66,15 @@ class Packed:
     @cached_property
     def layout(self) -> Layout:
         """How attention lays these rows out when every token is query and key; planned once per composition."""
-        return layout(self.lengths, self.tokens["position"])
+        return layout(self.lengths, self.tokens[POSITION])
 
     def mean(self) -> Tensor:
         """Mean state of each row; tokens that training removes softly (`present` below 1) count that much less."""
         if self._plain_row:
             return self.states.mean(0, keepdim=True)
         states, count = self.states, self.lengths.to(self.states.device, self.states.dtype)
-        if "present" in self.tokens:
-            weight = self.tokens["present"].to(states.dtype)
+        if PRESENT in self.tokens:
+            weight = self.tokens[PRESENT].to(states.dtype)
             count = count.new_zeros(self.count).index_add(0, self.row_of_token, weight)
             states = states * weight[:, None]
         total = states.new_zeros(self.count, states.shape[1]).index_add(0, self.row_of_token, states)
@@ -88,8 +89,8 @@ class Packed:
         if self._plain_row:
             return self.states.amax(0, keepdim=True)
         states = self.states
-        if "present" in self.tokens:
-            states = states + self.tokens["present"].clamp(min=1e-30).log().to(states.dtype)[:, None]
+        if PRESENT in self.tokens:
+            states = states + self.tokens[PRESENT].clamp(min=1e-30).log().to(states.dtype)[:, None]
         index = self.row_of_token[:, None].expand_as(states)
         empty = states.new_zeros(self.count, states.shape[1])
         return empty.scatter_reduce(0, index, states, "amax", include_self=False)  # [rows, hidden]
@@ -97,7 +98,7 @@ class Packed:
     @property
     def _plain_row(self) -> bool:
         """One row at run time: pooled without scattering."""
-        return self.count == 1 and "present" not in self.tokens and not torch.is_grad_enabled()
+        return self.count == 1 and PRESENT not in self.tokens and not torch.is_grad_enabled()
 
     def with_states(self, states: Tensor) -> Packed:
         """The same rows and columns over other states."""
@@ -155,9 +156,30 @@ class Packed:
         tokens = {name: column.index_select(0, index) for name, column in self.tokens.items()}
         return Packed(states, lengths, rows, tokens)
 
+    @staticmethod
+    def concat(parts: Sequence[Packed], bases: Sequence[Packed] | None = None) -> Packed:
+        """Return the rows of several batches as one batch; a column that a part lacks gets its declared default.
+
+        Origins stay unique: those of a part are moved up by the size of the parts before it, or of their `bases`, the
+        whole batches that the parts were taken from.
+        """
+        bases = bases or parts
+        shifted, rows, tokens = [], 0, 0
+        for part, base in zip(parts, bases, strict=True):
+            if part.count:
+                part = part.with_rows(origin=part.rows[ORIGIN] + rows).with_tokens(origin=part.tokens[ORIGIN] + tokens)
+                shifted.append(part)
+            rows, tokens = rows + base.count, tokens + base.total
+        if len(shifted) < 2:
+            return shifted[0] if shifted else parts[0]
+        states = torch.cat([part.states for part in shifted])
+        row_columns = _concat_columns([part.rows for part in shifted], [part.count for part in shifted])
+        token_columns = _concat_columns([part.tokens for part in shifted], [part.total for part in shifted])
+        return Packed(states, torch.cat([part.lengths for part in shifted]), row_columns, token_columns)
+
     def restore(self, memory: Tensor) -> Tensor:
         """`memory` (the whole original batch) with this batch's states put back where they came from."""
-        return memory.index_copy(0, self.tokens["origin"], self.states)  # [original tokens, hidden]
+        return memory.index_copy(0, self.tokens[ORIGIN], self.states)  # [original tokens, hidden]
 
 
 def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -169,9 +191,26 @@ def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = N
     kinds = joined(types) if types else np.zeros_like(flat)
     origin = np.arange(len(flat))
     position = origin if len(ids) == 1 else origin - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    columns = {"id": flat, "type": kinds, "position": position, "origin": origin}
-    tokens = {name: torch.from_numpy(column) for name, column in columns.items()}
-    return Packed(torch.empty(0), torch.from_numpy(lengths), {"origin": torch.arange(len(ids))}, tokens)
+    columns: dict[str, NDArray[np.int64]] = {ID: flat, TYPE: kinds, POSITION: position, ORIGIN: origin}
+    tokens: dict[str, Tensor] = {name: torch.from_numpy(column) for name, column in columns.items()}
+    return Packed(torch.empty(0), torch.from_numpy(lengths), {ORIGIN: torch.arange(len(ids))}, tokens)
+
+
+def _concat_columns(parts: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
+    """Concatenate columns by name; a part that lacks one is filled with the column's declared default."""
+    example = {name: column for part in parts for name, column in part.items()}
+    return {name: torch.cat([_column(part, name, example[name], n) for part, n in zip(parts, sizes, strict=True)])
+            for name in example}  # fmt: skip
+
+
+def _column(part: Mapping[str, Tensor], name: str, example: Tensor, size: int) -> Tensor:
+    if name in part:
+        return part[name]
+    declared = Column.declared.get(name)
+    if declared is None or declared.default is None:
+        fix = "give every batch the column, or declare a default for it with offramp.core.columns.Column"
+        raise OfframpError("to concatenate packed batches", f"a batch without the column {name!r}", fix)
+    return example.new_full((size, *example.shape[1:]), declared.default)
 
 
 def joined(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

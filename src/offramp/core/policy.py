@@ -1,119 +1,188 @@
-"""What a method may say while the loop runs: four moments, each doing nothing by default; two more while decoding."""
+"""What a method decides while the loop runs: four moments, each doing nothing by default; two more while decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from offramp.core.attention import Scores
+from offramp.core.layout import Scores
+from offramp.core.rules import ExitRule
+from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
     from offramp.core.loop import State
 
 
+class Needs(NamedTuple):
+    """What a policy needs around one layer; where it needs nothing, engines may run several layers at once."""
+
+    before_layer: bool = False  # the moment before the layer is used
+    after_attention: bool = False  # the moment between the layer's halves is used
+    scores: bool = False  # `after_attention` reads attention scores
+    should_exit: bool = False  # the moment after the layer is used
+    logits: bool = False  # `should_exit` always reads the exit's logits, so they may be computed with the layer
+
+    def union(self, other: Needs) -> Needs:
+        """Return what either of two policies needs."""
+        return Needs(*(a or b for a, b in zip(self, other, strict=True)))
+
+
+NOTHING = Needs()
+
+
 class Policy:
-    """Consulted by the loop. Keeps no memory of its own: what must survive a layer goes into columns of `s.packed`."""
+    """Decisions of a method, consulted by the loop.
+
+    A policy object keeps no memory of a batch: what must survive a layer goes into columns of `s.packed`.
+    """
 
     beams: int = 0  # hypotheses a decoder follows; 0: as many as the model's own configuration says
-    free: ClassVar[bool] = False  # what it says while decoding costs nothing: nobody was asked
+    free: ClassVar[bool] = False  # its decisions while decoding cost nothing, because no unit computes them
 
-    def wants_anything(self, depth: int) -> bool:
-        """Whether any moment is used at all; where not, an engine may run everything at once."""
-        asks = (self.wants_enter, self.wants_attended, self.wants_leave)
-        looks = any(ask(layer) for layer in range(1, depth) for ask in asks)
-        ends = self.wants_leave(0) or self.wants_enter(depth) or self.wants_attended(depth)
-        return looks or ends or type(self).on_embeddings is not Policy.on_embeddings
+    def needs(self, layer: int) -> Needs:
+        """Return what this policy needs around a layer (0: after the embeddings); by default what it overrides."""
+        return overridden(type(self), Policy)
+
+    def acts(self, depth: int) -> bool:
+        """Return whether any moment is used; where none is, an engine may run the whole model at once."""
+        inside = any(any(self.needs(layer)) for layer in range(1, depth))
+        last = self.needs(depth)._replace(should_exit=False, logits=False)  # every row leaves after the last layer
+        return inside or any(last) or self.needs(0).should_exit or type(self).on_embeddings is not Policy.on_embeddings
+
+    def rule(self) -> ExitRule | None:
+        """Return the whole policy as plain data, if it is nothing but a rule over exit outputs; None otherwise."""
+        return None
+
+    def row_settings(self) -> dict[str, Tensor]:
+        """Return this policy's settings as columns of one row, for `by_row`; empty if rows cannot bring their own."""
+        return {}
+
+    def by_row(self) -> Policy:
+        """Return a policy that reads its settings from row columns, so that rows with different ones share a batch."""
+        given = "a policy whose settings are no columns of rows"
+        raise OfframpError("settings of each row", given, "run rows with different settings in batches of their own")
 
     def on_embeddings(self, s: State) -> None:
-        """Sees the embeddings; planned depths are written into columns here."""
-
-    def wants_enter(self, layer: int) -> bool:
-        """Whether `before_layer` does anything at this layer; where nothing is wanted, layers may be run together."""
-        return type(self).before_layer is not Policy.before_layer
+        """See the embeddings; planned depths are written into columns here."""
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        """Before attention: which tokens go on ([tokens] bool, None = all). May set the token column `gate`."""
-
-    def wants_scores(self, layer: int) -> bool:
-        """Whether `after_attention` needs attention scores at this layer; only those layers pay for them."""
-        return False
-
-    def wants_attended(self, layer: int) -> bool:
-        """Whether `after_attention` does anything at this layer; where not, its halves may be run together."""
-        return type(self).after_attention is not Policy.after_attention
+        """Before attention: return which tokens go on ([tokens] bool, None = all). May set the column `GATE`."""
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        """Between attention and feed-forward: which tokens go on ([tokens] bool, None = all)."""
-
-    def wants_leave(self, layer: int) -> bool:
-        """Whether `should_exit` does anything after this layer."""
-        return type(self).should_exit is not Policy.should_exit
-
-    def wants_logits(self, layer: int) -> bool:
-        """Whether `should_exit` will surely ask for `s.logits()`: an engine may then compute them with the layer."""
-        return False
+        """Between attention and feed-forward: return which tokens go on ([tokens] bool, None = all)."""
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        """After the layer (0: after the embeddings): which rows are done ([rows] bool, None = none)."""
+        """After the layer (0: after the embeddings): return which rows exit ([rows] bool, None = none)."""
 
-    def why(self, layer: int, s: State) -> str:
-        """What `should_exit` looked at for the first row, in words, for people; asked only after `should_exit` was."""
+    def reason(self, layer: int, s: State) -> str:
+        """Describe for people what `should_exit` compared for the first row; called only after `should_exit`."""
         return ""
 
     def sentence_depths(self, source: Tensor) -> Tensor | None:
-        """Decoders, before the first word, from the mean encoder state of each sentence [sentences, hidden]: how many
-        blocks its words go through ([sentences], None = all)."""
+        """Decoders, before the first word: return how many blocks each sentence's words go through.
+
+        `source` is the mean encoder state of each sentence [sentences, hidden]; returns [sentences], None = all blocks.
+        """
 
     def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
-        """Decoders, after a block, of the words still going: how many blocks each goes through ([words]; a depth up to
-        this block leaves now; None = as said before). `logits()` is what the exit here says, computed once, counted."""
+        """Decoders, after a block: return how many blocks each word that is still going goes through.
+
+        Returns [words]; a depth up to this block exits now; None = no change. `logits()` computes the exit's logits
+        once and counts them.
+        """
+
+
+def overridden(kind: type[Policy], base: type[Policy]) -> Needs:
+    """Return the moments that a policy class overrides, as needs of every layer."""
+    return Needs(
+        before_layer=kind.before_layer is not base.before_layer,
+        after_attention=kind.after_attention is not base.after_attention,
+        should_exit=kind.should_exit is not base.should_exit,
+    )
+
+
+class PolicyWrapper(Policy):
+    """A policy that forwards to another one; subclasses override the moments they observe or change."""
+
+    inner: Policy
+
+    def needs(self, layer: int) -> Needs:
+        """Return the needs of the inner policy and the moments that the wrapper overrides."""
+        return self.inner.needs(layer).union(overridden(type(self), PolicyWrapper))
+
+    def on_embeddings(self, s: State) -> None:
+        """Forward."""
+        self.inner.on_embeddings(s)
+
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        """Forward."""
+        return self.inner.before_layer(layer, s)
+
+    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        """Forward."""
+        return self.inner.after_attention(layer, s, scores)
+
+    def should_exit(self, layer: int, s: State) -> Tensor | None:
+        """Forward."""
+        return self.inner.should_exit(layer, s)
+
+    def reason(self, layer: int, s: State) -> str:
+        """Forward."""
+        return self.inner.reason(layer, s)
 
 
 class PairPolicy(Policy):
-    """Two policies as one: a token goes on if both let it, a row is done if either says so."""
+    """Two policies as one: a token goes on if both keep it, a row exits if either lets it."""
 
     def __init__(self, first: Policy, second: Policy) -> None:
         self.pair = (first, second)
 
-    def wants_anything(self, depth: int) -> bool:
-        return any(policy.wants_anything(depth) for policy in self.pair)
+    def needs(self, layer: int) -> Needs:
+        """Return what either policy needs."""
+        first, second = self.pair
+        return first.needs(layer).union(second.needs(layer))
+
+    def acts(self, depth: int) -> bool:
+        """Return whether either policy uses any moment."""
+        return any(policy.acts(depth) for policy in self.pair)
+
+    def rule(self) -> ExitRule | None:
+        """Return the rule of one policy where the other one does nothing at all."""
+        first, second = self.pair
+        if type(first) is Policy:
+            return second.rule()
+        return first.rule() if type(second) is Policy else None
 
     def on_embeddings(self, s: State) -> None:
+        """Let both see the embeddings."""
         for policy in self.pair:
             policy.on_embeddings(s)
 
-    def wants_enter(self, layer: int) -> bool:
-        return any(policy.wants_enter(layer) for policy in self.pair)
-
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        return _merge([policy.before_layer(layer, s) for policy in self.pair], all_must=True)
-
-    def wants_scores(self, layer: int) -> bool:
-        return any(policy.wants_scores(layer) for policy in self.pair)
-
-    def wants_attended(self, layer: int) -> bool:
-        return any(policy.wants_attended(layer) for policy in self.pair)
+        """Keep the tokens that both keep."""
+        first, second = (policy.before_layer(layer, s) for policy in self.pair)
+        return _both(first, second)
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return _merge([policy.after_attention(layer, s, scores) for policy in self.pair], all_must=True)
-
-    def wants_leave(self, layer: int) -> bool:
-        return any(policy.wants_leave(layer) for policy in self.pair)
-
-    def wants_logits(self, layer: int) -> bool:
-        return any(policy.wants_logits(layer) for policy in self.pair)
+        """Keep the tokens that both keep."""
+        first, second = (policy.after_attention(layer, s, scores) for policy in self.pair)
+        return _both(first, second)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        return _merge([policy.should_exit(layer, s) for policy in self.pair], all_must=False)
+        """Let a row exit if either policy does."""
+        first, second = (policy.should_exit(layer, s) for policy in self.pair)
+        if first is None or second is None:
+            return second if first is None else first
+        return first | second
 
-    def why(self, layer: int, s: State) -> str:
-        return ", ".join(said for policy in self.pair if (said := policy.why(layer, s)))
+    def reason(self, layer: int, s: State) -> str:
+        """Join the reasons of both."""
+        return ", ".join(reason for policy in self.pair if (reason := policy.reason(layer, s)))
 
 
-def _merge(masks: list[Tensor | None], all_must: bool) -> Tensor | None:
-    first, second = masks
+def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
-    return first & second if all_must else first | second
+    return first & second

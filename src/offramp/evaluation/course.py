@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp.core.columns import ID
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.peers import Logits
@@ -94,7 +95,7 @@ def course(model: Predictor, rows: Sequence[Row], source: str) -> Course:
     if not model.task.scores_by_loss:
         return Course(model.task, data, None, model.full_macs(data.encoded), ms)
     made = build_batch(model.task, data, range(len(data.encoded)), seed=None)
-    ids = made.packed.tokens["id"].split(made.packed.lengths.tolist())
+    ids = made.packed.tokens[ID].split(made.packed.lengths.tolist())
     masked = [replace(row, ids=part.tolist()) for row, part in zip(data.encoded, ids, strict=True)]
     targets = made.targets.split(made.packed.lengths.tolist())
     return Course(model.task, Data(rows, masked), targets, model.full_macs(masked), ms)

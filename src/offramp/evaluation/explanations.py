@@ -12,6 +12,7 @@ from torch import Tensor
 from offramp import methods
 from offramp.core import cost, policy
 from offramp.core.attention import Scores
+from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN
 from offramp.core.loop import State, run
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
@@ -68,7 +69,7 @@ class Explanation:
 
 
 @dataclass
-class _Watch(policy.Policy):
+class _Watch(policy.PolicyWrapper):
     """Looks over a policy's shoulder at a batch of one row. Unlike a policy it remembers: it serves one run only."""
 
     inner: policy.Policy
@@ -77,14 +78,8 @@ class _Watch(policy.Policy):
     steps: list[tuple[int, list[str], Tensor | None, str, bool]] = field(default_factory=list)
     last: list[str] = field(default_factory=list)
 
-    def on_embeddings(self, s: State) -> None:
-        self.inner.on_embeddings(s)
-
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._kept(s, self.inner.before_layer(layer, s))
-
-    def wants_scores(self, layer: int) -> bool:
-        return self.inner.wants_scores(layer)
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return self._kept(s, self.inner.after_attention(layer, s, scores))
@@ -93,13 +88,12 @@ class _Watch(policy.Policy):
         before = len(s.trace)
         done = self.inner.should_exit(layer, s)
         asked = any(event.kind in ("head", "exit_unit") for event in s.trace[before:])
-        log, logits = list(s.trace), s._logits
-        why = self.inner.why(layer, s)
-        whole = s.whole() if self.network.per_token else s.packed
-        said = self.network(layer, whole) if layer in self.network.exit_heads else None
-        if said is not None and "left" in whole.tokens:  # a word that has its tag keeps it
-            said = torch.where((whole.tokens["left"] >= 0)[:, None], whole.tokens["answer"], said)
-        s.trace[:], s._logits = log, logits  # looking costs nothing
+        with s.uncounted():
+            why = self.inner.reason(layer, s)
+            whole = s.exit_input()
+            said = self.network(layer, whole) if layer in self.network.exit_heads else None
+            if said is not None and EXITED_AT in whole.tokens:  # a word that has its tag keeps it
+                said = torch.where((whole.tokens[EXITED_AT] >= 0)[:, None], whole.tokens[EXIT_LOGITS], said)
         self._kept(s, None)
         self.steps.append((layer, self.last, said, why, asked))
         return done
@@ -107,9 +101,9 @@ class _Watch(policy.Policy):
     def _kept(self, s: State, keep: Tensor | None) -> Tensor | None:
         """Remember what has become of every token."""
         states, tokens = [GONE] * self.size, s.packed.tokens
-        gates = tokens["gate"].tolist() if "gate" in tokens else [1.0] * s.packed.total
+        gates = tokens[GATE].tolist() if GATE in tokens else [1.0] * s.packed.total
         stays = [True] * s.packed.total if keep is None else keep.tolist()
-        for origin, gate, stay in zip(tokens["origin"].tolist(), gates, stays, strict=True):
+        for origin, gate, stay in zip(tokens[ORIGIN].tolist(), gates, stays, strict=True):
             states[origin] = (LIVE if gate > 0 else IDLE) if stay else GONE
         self.last = states
         return keep

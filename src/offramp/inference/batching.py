@@ -40,7 +40,7 @@ def run_packed(
     if heads is None:
         packed = packed.to(network.device)  # a recording lies on the CPU
     with torch.inference_mode():
-        made = run(engine, heads or engine.exits(network), policy, packed)
+        made = run(engine, heads or engine.compile_heads(network), policy, packed)
     answers = made.logits.cpu().numpy()
     parts = np.split(answers, np.cumsum(packed.lengths.numpy())[:-1]) if network.per_token else list(answers)
     return RunOutput(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
@@ -110,8 +110,8 @@ class AdapLeRPolicy(Policy):
         self.network, self.scale = network, settings.scale
         self.eta = cuts(network).eta.detach().clamp(0.01, 1.0)
 
-    def wants_enter(self, layer: int) -> bool:
-        return self.scale > 0.0
+    def needs(self, layer: int) -> Needs:
+        return Needs(before_layer=self.scale > 0.0)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         if self.scale == 0.0:

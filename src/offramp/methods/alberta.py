@@ -140,7 +140,7 @@ class ALBERTaPolicy(UncertaintyPolicy):
             s.packed = s.packed.with_rows(needs=needs, depth=depth.cpu())
         return s.packed.rows["depth"] <= layer
 
-    def why(self, layer: int, s: State) -> str:
+    def reason(self, layer: int, s: State) -> str:
         if layer < self.prefix:
             return ""
         need, gamma = float(s.packed.rows["needs"][0, layer - self.prefix]), self.settings.gamma
@@ -148,7 +148,7 @@ class ALBERTaPolicy(UncertaintyPolicy):
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         """The probability that the next layer is needed."""  # [rows]
-        return s.heads.exit_unit(self.prefix, s.packed)[:, layer - self.prefix]
+        return s.exit_heads.exit_unit(self.prefix, s.packed)[:, layer - self.prefix]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.methods._base import DepthMethod
 from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool
@@ -58,8 +58,10 @@ class LearnedToExit(nn.Module):
 class BERxiTPolicy(ThresholdPolicy):
     """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
 
-    def wants_logits(self, layer: int) -> bool:
-        return False
+    rule_measure = "exit_unit"
+
+    def needs(self, layer: int) -> Needs:
+        return super().needs(layer)._replace(logits=False)
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         return s.exit_unit()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.core.attention import Plan, attend
+from offramp.core.columns import PRESENT
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
@@ -59,7 +60,7 @@ class AttendingExitHead(nn.Module):
         """Logits per row, or per token."""
         x = torch.tanh(self.narrow(packed.states))
         q, k, v = self.mix(x).chunk(3, dim=1)
-        there = None if self.per_token else packed.tokens.get("present")  # of a pair, while tokens fade in training
+        there = None if self.per_token else packed.tokens.get(PRESENT)  # of a pair, while tokens fade in training
         bias = None if there is None else there.clamp(min=1e-6).log()
         mixed, _ = attend(q, k, v, packed.layout, Plan(HEADS, key_bias=bias))
         seen = packed.with_states(self.out(mixed))

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from offramp.core.columns import ORIGIN
 from offramp.core.loop import State
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
 from offramp.nn.batches import Batch
@@ -59,12 +60,12 @@ class LayerDropPolicy(Policy):
         self.kept = {round((i + 1) * network.depth / kept) for i in range(kept)}
         self.everything = len(self.kept) >= network.depth
 
-    def wants_enter(self, layer: int) -> bool:
-        return not self.everything
+    def needs(self, layer: int) -> Needs:
+        return Needs(before_layer=not self.everything)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         if not self.everything:
-            gate = torch.full_like(s.packed.tokens["origin"], float(layer in self.kept), dtype=torch.float32)
+            gate = torch.full_like(s.packed.tokens[ORIGIN], float(layer in self.kept), dtype=torch.float32)
             s.packed = s.packed.with_tokens(gate=gate)
         return None
 

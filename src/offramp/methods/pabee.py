@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offramp.core.columns import PATIENCE
 from offramp.core.loop import State
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
+from offramp.core.rules import ExitRule
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import note
@@ -41,32 +43,47 @@ class PABEESettings:
 class PABEEPolicy(Policy):
     """What the last exit said and how often it agreed travel with the row."""
 
-    def __init__(self, network: Network, settings: PABEESettings) -> None:
-        self.task, self.exits, self.settings = network.task, frozenset(network.exit_heads), settings
+    def __init__(self, network: Network, settings: PABEESettings, reads_rows: bool = False) -> None:
+        self.network, self.task, self.exits = network, network.task, frozenset(network.exit_heads)
+        self.settings, self.reads_rows = settings, reads_rows
 
-    def wants_leave(self, layer: int) -> bool:
-        return layer in self.exits and self.settings.patience > 0
+    def needs(self, layer: int) -> Needs:
+        reads = layer in self.exits and (self.settings.patience > 0 or self.reads_rows)
+        return Needs(should_exit=reads, logits=reads)
 
-    def wants_logits(self, layer: int) -> bool:
-        return self.wants_leave(layer)
+    def rule(self) -> ExitRule | None:
+        if self.task.kind != "row":
+            return None
+        patience, tolerance = self.settings.patience, self.settings.tolerance
+        exits = tuple(sorted(self.exits))
+        return ExitRule("patience", exits, patience=patience, tolerance=tolerance, by_row=self.reads_rows)
+
+    def row_settings(self) -> dict[str, Tensor]:
+        return {PATIENCE: torch.tensor(self.settings.patience)}
+
+    def by_row(self) -> PABEEPolicy:
+        return PABEEPolicy(self.network, self.settings, reads_rows=True)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        if not self.wants_leave(layer):
+        if not self.needs(layer).should_exit:
             return None
-        logits, packed = s.logits(), s.whole() if s.heads.per_token else s.packed
-        columns = packed.tokens if s.heads.per_token else packed.rows
+        logits, packed = s.logits(), s.with_dropped_tokens() if s.exit_heads.per_token else s.packed
+        columns = packed.tokens if s.exit_heads.per_token else packed.rows
         streak = torch.zeros(packed.count, dtype=torch.int64, device=logits.device)
         if "said" in columns:
             same = same_answers(self.task, columns["said"], logits, packed, self.settings.tolerance)
             streak = torch.where(same, s.packed.rows["streak"] + 1, 0)
-        if s.heads.per_token:
+        if s.exit_heads.per_token:
             note(s, "said", logits)
         else:
             s.packed = s.packed.with_rows(said=logits)
         s.packed = s.packed.with_rows(streak=streak)
-        return streak >= self.settings.patience
+        if not self.reads_rows:
+            return streak >= self.settings.patience
+        patience = s.packed.rows[PATIENCE]
+        return (patience > 0) & (streak >= patience)
 
-    def why(self, layer: int, s: State) -> str:
+    def reason(self, layer: int, s: State) -> str:
         streak = s.packed.rows.get("streak")
         return "" if streak is None else f"agreed {int(streak[0])} of {self.settings.patience} times"
 

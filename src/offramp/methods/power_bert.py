@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from offramp.core.attention import Scores
+from offramp.core.columns import ORIGIN
 from offramp.core.loop import State
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import best, check_depth, ranks
@@ -101,16 +102,14 @@ class PoWERBERTPolicy(Policy):
         kept = _retention(network)
         self.scale, self.counts = settings.scale, [kept.weights.shape[1], *kept.counts.tolist()]
 
-    def wants_scores(self, layer: int) -> bool:
-        return self.counts[layer] < self.counts[layer - 1] or (layer == 1 and self.scale < 1.0)
-
-    def wants_attended(self, layer: int) -> bool:
-        return self.wants_scores(layer)
+    def needs(self, layer: int) -> Needs:
+        drops = layer > 0 and (self.counts[layer] < self.counts[layer - 1] or (layer == 1 and self.scale < 1.0))
+        return Needs(after_attention=drops, scores=drops)
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        if scores is None or not self.wants_scores(layer):
+        if scores is None or not self.needs(layer).scores:
             return None
-        original = s.base.lengths[s.packed.rows["origin"].cpu()]
+        original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]
         full = original.clamp(max=self.counts[layer])
         kept = torch.ceil(full.double() * self.scale - 1e-9).long().clamp(min=1)
         return best(s.packed, scores.columns - scores.diagonal, kept, first=True)

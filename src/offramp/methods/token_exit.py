@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offramp.core.columns import EXITED_AT, SCORED
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import live
@@ -46,26 +47,24 @@ class TokenExitPolicy(Policy):
     def __init__(self, network: Network, settings: TokenExitSettings) -> None:
         self.exits, self.settings = frozenset(network.exit_heads), settings
 
-    def wants_leave(self, layer: int) -> bool:
-        return layer in self.exits and self.settings.threshold > 0.0
-
-    def wants_logits(self, layer: int) -> bool:
-        return self.wants_leave(layer)
+    def needs(self, layer: int) -> Needs:
+        reads = layer in self.exits and self.settings.threshold > 0.0
+        return Needs(should_exit=reads, logits=reads)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        if not self.wants_leave(layer):
+        if not self.needs(layer).should_exit:
             return None
-        s.settle(self._sure(s.whole(), s.logits())[live(s)])
-        left = s.packed.tokens["left"]
+        s.answer_tokens(self._sure(s.with_dropped_tokens(), s.logits())[live(s)])
+        left = s.packed.tokens[EXITED_AT]
         going = torch.bincount(s.packed.row_of_token, weights=(left < 0).float(), minlength=s.packed.count)
         return going == 0
 
     def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
         """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
-        words = packed.tokens["scored"]
+        words = packed.tokens[SCORED]
         uncertainty = normalised_entropy(logits)
-        if "left" in packed.tokens:
-            uncertainty = torch.where(packed.tokens["left"] >= 0, 0.0, uncertainty)
+        if EXITED_AT in packed.tokens:
+            uncertainty = torch.where(packed.tokens[EXITED_AT] >= 0, 0.0, uncertainty)
         sure = _widest(uncertainty[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
         return tokens_of_certain_words(sure, packed)
 

@@ -28,9 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp import engines
+from offramp.core.columns import ORIGIN
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
@@ -97,8 +98,8 @@ class TRBERTPolicy(Policy):
         self.network, self.threshold = network, settings.threshold
         self.points = frozenset(points(network.depth)) if settings.threshold > 0.0 else frozenset()
 
-    def wants_enter(self, layer: int) -> bool:
-        return layer in self.points
+    def needs(self, layer: int) -> Needs:
+        return Needs(before_layer=layer in self.points)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.points:
@@ -156,14 +157,14 @@ class Rollout(Policy):
             each = F.binary_cross_entropy_with_logits(logits, keep.float(), reduction="none").masked_fill(first, 0.0)
             count = (packed.lengths.to(each.device) - 1).clamp(min=1)
             self.surprise.append(rows.sum_by_row(each, packed) / count)  # no row leaves, so rows keep their order
-        self.stayed.append(packed.tokens["origin"][keep])
+        self.stayed.append(packed.tokens[ORIGIN][keep])
         return keep
 
     def _guide(self, keep: Tensor, chance: Tensor, packed: Packed, place: int) -> Tensor:
         """The first rows keep as many tokens as the policy expects, but those the heuristic ranks highest."""
         assert self.worth is not None
         wanted = rows.sum_by_row(chance, packed).round()[packed.row_of_token]
-        best = rows.rank_by_row(self.worth[packed.tokens["origin"], place], packed) < wanted
+        best = rows.rank_by_row(self.worth[packed.tokens[ORIGIN], place], packed) < wanted
         return torch.where(packed.row_of_token < self.guided, best, keep)
 
     def kept(self, packed: Packed) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.core.loop import State
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method, NoSettings
 from offramp.nn.batches import Batch, Data
@@ -43,8 +43,8 @@ class TruncatePolicy(Policy):
     def __init__(self, network: Network, settings: NoSettings) -> None:
         self.last = max(network.exit_heads)
 
-    def wants_leave(self, layer: int) -> bool:
-        return layer == self.last
+    def needs(self, layer: int) -> Needs:
+        return Needs(should_exit=layer == self.last)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.last else None

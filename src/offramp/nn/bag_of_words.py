@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from offramp.core.columns import FOLD, ID, POSITION, PRESENT
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 from offramp.nn.artifacts import FittedModule
@@ -39,10 +40,10 @@ class NeighbourPairs(nn.Module):
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """The place of every token with its successor, and how much there is of that pair: none after a row's last
         token, little while tokens fade in training."""  # [tokens], [tokens]
-        ids, place = packed.tokens["id"], packed.tokens["position"]
+        ids, place = packed.tokens[ID], packed.tokens[POSITION]
         both = (F.embedding(ids, self.here) + F.embedding(ids.roll(-1), self.next))[:, 0] % PAIR_BUCKETS
         there = (place.roll(-1) == place + 1).float()
-        alone = packed.tokens.get("present")
+        alone = packed.tokens.get(PRESENT)
         return both, there if alone is None else there * alone * alone.roll(-1)
 
 
@@ -63,7 +64,7 @@ class BagOfWordsExit(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row."""
         pairs, both = self.neighbours(packed)
-        said = _present(packed, F.embedding(packed.tokens["id"], self.words))
+        said = _present(packed, F.embedding(packed.tokens[ID], self.words))
         said = said + F.embedding(pairs, self.pairs) * both[:, None]
         logits: Tensor = self.inner(packed) + self.TABLE_SCALE * packed.sums(said)
         return logits
@@ -98,10 +99,10 @@ class FittedBagOfWordsExit(FittedModule):
 
     def forward(self, packed: Packed) -> Tensor:
         """Logits per row."""
-        ids, (pairs, both), bias = packed.tokens["id"], self.neighbours(packed), self.bias
+        ids, (pairs, both), bias = packed.tokens[ID], self.neighbours(packed), self.bias
         words, neighbours = self.words, self.pairs
-        if self.training and self.fold_tables and "fold" in packed.rows:
-            part = packed.rows["fold"]
+        if self.training and self.fold_tables and FOLD in packed.rows:
+            part = packed.rows[FOLD]
             shift, bias = part[packed.row_of_token], self.fold_tables["bias"][part]
             ids, pairs = ids + shift * len(words), pairs + shift * PAIR_BUCKETS
             words, neighbours = (self.fold_tables[name].flatten(0, 1) for name in ("words", "pairs"))
@@ -113,5 +114,5 @@ class FittedBagOfWordsExit(FittedModule):
 
 def _present(packed: Packed, said: Tensor) -> Tensor:
     """What tokens say, as far as they are still there."""
-    alone = packed.tokens.get("present")
+    alone = packed.tokens.get(PRESENT)
     return said if alone is None else said * alone[:, None]

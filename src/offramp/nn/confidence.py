@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from offramp.core.columns import SCORED
 from offramp.core.packed import Packed
 from offramp.tasks import Task
 
@@ -67,7 +68,7 @@ def tokens_of_certain_words(sure: Tensor, packed: Packed) -> Tensor:
 
     `sure` [words] is for the tokens marked `scored`. A row without any word has nothing to wait for.
     """  # [tokens]
-    words, row = packed.tokens["scored"], packed.row_of_token
+    words, row = packed.tokens[SCORED], packed.row_of_token
     if not bool(words.any()):
         return torch.ones_like(words)
     owner = words.long().cumsum(0) - 1  # the word each token belongs to
@@ -77,4 +78,4 @@ def tokens_of_certain_words(sure: Tensor, packed: Packed) -> Tensor:
 
 
 def _spread(task: Task, logits: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
-    return task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get("scored"))
+    return task.distributions(logits, packed.lengths.to(logits.device), packed.tokens.get(SCORED))

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
+from offramp.core.columns import TEMPERATURES, THRESHOLDS
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
+from offramp.core.rules import ExitRule, Measure
 from offramp.errors import OfframpError
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.confidence import row_entropy, row_least_confidence, row_normalised_entropy
@@ -109,7 +113,10 @@ class UncertaintyPolicy(Policy):
 
 
 class ThresholdPolicy(UncertaintyPolicy):
-    """A row leaves at the first off-ramp whose answer leaves little doubt. Subclasses say what doubt is."""
+    """A row exits at the first exit whose uncertainty is below its threshold. Subclasses define the uncertainty."""
+
+    rule_measure: ClassVar[Measure | None] = None  # the name of the measure in exit rules
+    reads_rows: bool = False  # thresholds and temperatures come from row columns
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         self.task, self.settings = network.task, settings
@@ -124,17 +131,40 @@ class ThresholdPolicy(UncertaintyPolicy):
         """The doubt below which rows leave after this layer; 0: nobody does."""
         return self.settings.threshold_of(self.exit_numbers[layer]) if layer in self.exit_numbers else 0.0
 
-    def wants_leave(self, layer: int) -> bool:
-        return self.threshold(layer) > 0.0
-
-    def wants_logits(self, layer: int) -> bool:
-        return self.wants_leave(layer)
+    def needs(self, layer: int) -> Needs:
+        """Consult the exits that have a threshold; where rows bring their own, every exit."""
+        reads = layer in self.exit_numbers if self.reads_rows else self.threshold(layer) > 0.0
+        return Needs(should_exit=reads, logits=reads)
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        limit = self.threshold(layer)
-        return self.uncertainty(layer, s) < limit if limit > 0.0 else None
+        """Let rows exit whose uncertainty is below the threshold."""
+        if not self.needs(layer).should_exit:
+            return None
+        if self.reads_rows:
+            return self.uncertainty(layer, s) < s.packed.rows[THRESHOLDS][:, self.exit_numbers[layer]]
+        return self.uncertainty(layer, s) < self.threshold(layer)
 
-    def why(self, layer: int, s: State) -> str:
+    def rule(self) -> ExitRule | None:
+        """Return the policy as data where each row has one distribution and the measure is a known one."""
+        if self.rule_measure is None or self.task.kind != "row":
+            return None
+        exits, settings = tuple(self.exit_numbers), self.settings
+        thresholds = tuple(settings.threshold_of(number) for number in self.exit_numbers.values())
+        return ExitRule(self.rule_measure, exits, thresholds, settings.temperatures, by_row=self.reads_rows)
+
+    def row_settings(self) -> dict[str, Tensor]:
+        """Return thresholds and temperatures as the columns of one row."""  # [exits] each
+        thresholds = [self.settings.threshold_of(number) for number in self.exit_numbers.values()]
+        temperatures = self.settings.temperatures or [1.0] * len(self.exit_numbers)
+        return {THRESHOLDS: torch.tensor(thresholds, dtype=torch.float64), TEMPERATURES: torch.tensor(temperatures)}
+
+    def by_row(self) -> ThresholdPolicy:
+        """Return the same policy with thresholds and temperatures read from row columns."""
+        policy = copy(self)
+        policy.reads_rows = True
+        return policy
+
+    def reason(self, layer: int, s: State) -> str:
         limit = self.threshold(layer)
         if limit == 0.0:
             return ""
@@ -143,8 +173,12 @@ class ThresholdPolicy(UncertaintyPolicy):
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         """How little the answer after this layer can be trusted."""  # [rows]
-        packed = s.whole() if s.heads.per_token else s.packed
-        logits = s.logits() / self.temperature(layer) if self.settings.temperatures else s.logits()
+        packed, logits = s.exit_input(), s.logits()
+        if self.reads_rows:
+            own = s.packed.rows[TEMPERATURES][:, self.exit_numbers[layer]]
+            logits = logits / (own[packed.row_of_token] if s.exit_heads.per_token else own)[:, None]
+        elif self.settings.temperatures:
+            logits = logits / self.temperature(layer)
         return self.measure(logits, packed)
 
     def temperature(self, layer: int) -> float:
@@ -157,7 +191,9 @@ class ThresholdPolicy(UncertaintyPolicy):
 
 
 class EntropyPolicy(ThresholdPolicy):
-    """Doubt is entropy in nats."""
+    """Uncertainty is entropy in nats."""
+
+    rule_measure = "entropy"
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         super().__init__(network, settings)
@@ -172,14 +208,18 @@ class EntropyPolicy(ThresholdPolicy):
 
 
 class NormalisedEntropyPolicy(ThresholdPolicy):
-    """Doubt is entropy as a share of the largest possible."""
+    """Uncertainty is entropy as a share of the largest possible."""
+
+    rule_measure = "normalised_entropy"
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         return row_normalised_entropy(self.task, logits, packed)
 
 
 class LeastConfidencePolicy(ThresholdPolicy):
-    """Doubt is one minus the probability of the best answer."""
+    """Uncertainty is one minus the probability of the best answer."""
+
+    rule_measure = "least_confidence"
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
         return row_least_confidence(self.task, logits, packed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offramp.core.columns import POSITION
 from offramp.core.packed import Packed
 
 
@@ -31,4 +32,4 @@ def rank_by_row(values: Tensor, packed: Packed) -> Tensor:
 
 def first_tokens(packed: Packed) -> Tensor:
     """Which tokens stand first in their row (the one that answers for it)."""  # [tokens] bool
-    return packed.tokens["position"] == 0
+    return packed.tokens[POSITION] == 0

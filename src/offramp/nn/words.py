@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offramp.core.columns import ID, POSITION, WORD
 from offramp.core.packed import Packed
 
 HASH_BASE = 6364136223846793005  # an odd multiplier: pieces of a word are digits of a number in this base, modulo 2⁶⁴
@@ -31,9 +32,9 @@ class Words(NamedTuple):
 
 def words_of(packed: Packed) -> Words:
     """Which tokens make which words; needs the columns `id` and `word`."""
-    ids, word, row = packed.tokens["id"], packed.tokens["word"], packed.row_of_token
+    ids, word, row = packed.tokens[ID], packed.tokens[WORD], packed.row_of_token
     before = torch.cat((word.new_full((1,), -1), word[:-1]))
-    begins = (word >= 0) & ((word != before) | (packed.tokens["position"] == 0))
+    begins = (word >= 0) & ((word != before) | (packed.tokens[POSITION] == 0))
     first = begins.nonzero().squeeze(1)
     of_token = torch.where(word >= 0, begins.long().cumsum(0) - 1, -1)
     mine = (word >= 0).nonzero().squeeze(1)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offramp.core.columns import SCORED
 from offramp.core.packed import Packed
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data, pack_rows
@@ -51,7 +52,7 @@ def distillation_loss(network: Network, student: Tensor, teacher: Tensor, packed
     """Return KL(teacher ‖ student) of the logits' distributions, or the squared error where answers are numbers."""
     if "distribution" not in network.task.provides:
         return F.mse_loss(student.float(), teacher.float())
-    lengths, scored = packed.lengths.to(student.device), packed.tokens.get("scored")
+    lengths, scored = packed.lengths.to(student.device), packed.tokens.get(SCORED)
     log_student, log_teacher = (
         network.task.distributions(logits.float(), lengths, scored)[0].log_softmax(-1) for logits in (student, teacher)
     )
@@ -64,7 +65,7 @@ def distillation_loss_by_row(network: Network, student: Tensor, teacher: Tensor,
     """Return each row's cross-entropy with the teacher's distribution, or its squared error."""  # [rows]
     if "distribution" not in network.task.provides:
         return (student.float() - teacher.float()).square().mean(-1)
-    lengths, scored = packed.lengths.to(student.device), packed.tokens.get("scored")
+    lengths, scored = packed.lengths.to(student.device), packed.tokens.get(SCORED)
     (student_scores, row_of_answer), (teacher_scores, _) = (
         network.task.distributions(logits.float(), lengths, scored) for logits in (student, teacher)
     )

@@ -121,7 +121,7 @@ class _LayerRecorder(Policy):
         return self.network.per_token
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        self.layers.append(s.whole() if self.per_token else s.packed)
+        self.layers.append(s.with_dropped_tokens() if self.per_token else s.packed)
         return None
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:

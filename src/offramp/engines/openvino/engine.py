@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offramp.backbones import Encoder
-from offramp.core.engine import Engine, ExitHeads
+from offramp.core.engine import Engine, ExitHeads, Segment
 from offramp.core.layout import Layout, Scores
 from offramp.core.packed import Packed
 from offramp.engines import How
@@ -58,10 +58,32 @@ class OpenVINOEngine(Engine):
         graph(_columns(packed), [out])
         return out[: packed.total]
 
-    def whole(self, layers: range, x: Tensor, where: Layout) -> Tensor:
-        """Whole layers: all of them at once, or one by one (graphs of other stretches would hold weights again).
+    def run_segment(self, first: int, last: int, exit_heads: ExitHeads | None, packed: Packed) -> Segment:
+        """Run layers together: embeddings with exit 0, the whole model, or a layer with its exit are one graph each."""
+        heads = exit_heads.exit_heads if isinstance(exit_heads, CompiledExitHeads) else exit_heads
+        if first == 0:
+            if heads is not None and last == self.depth:
+                logits = self._whole_model(heads, packed)
+                if logits is not None:
+                    return Segment(None, logits)
+            joined = self._embeddings_with_exit(heads, packed) if heads is not None and last == 0 else None
+            if joined is not None:
+                return joined
+            packed, first = packed.with_states(self.embed(packed)), 1
+        if last < first:
+            return Segment(packed.states, None)
+        if heads is None or not self._joins_exits(packed.layout):
+            return Segment(self._layers(range(first, last + 1), packed.states, packed.layout), None)
+        below = range(first, last)
+        if below:
+            packed = packed.with_states(self._layers(below, packed.states, packed.layout))
+        joined = self._layer_with_exit(last, heads, packed)
+        return joined or Segment(self._layers(range(last, last + 1), packed.states, packed.layout), None)
 
-        In low precision always one by one: a fresh graph is checked on random states, where six layers in a row make a
+    def _layers(self, layers: range, x: Tensor, where: Layout) -> Tensor:
+        """Run whole layers: all of them at once, or one by one (graphs of other ranges would hold weights again).
+
+        In low precision always one by one: a new graph is checked on random states, where six layers in a row make a
         large difference of a small one (int8: 0.06 after one layer of MiniLM, 0.9 after six)."""
         if len(layers) == self.depth and self.shelf.settings.exact:
             return self._same(0, "whole", x, where)[0]
@@ -86,53 +108,55 @@ class OpenVINOEngine(Engine):
         self._graph(layer, "feed", _sketch.feed)({"x": filled(x, len(out))}, [out])
         return out[: x.shape[0]]
 
-    def opened(self, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and off-ramp 0 in one graph."""
-        where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+    def _embeddings_with_exit(self, heads: ExitHeads, packed: Packed) -> Segment | None:
+        """Run embeddings and exit 0 in one graph; None where that cannot be compiled or rows are too uneven."""
+        where = packed.layout
         name = f"opened-{'even' if where.even else 'ragged'}"
         draw = _joined.opened_even if where.even else _joined.opened_ragged
-        graph = self.shelf.attempt(name, lambda: draw(name, self.encoder.embed, partial(inner, 0)))
+        graph = self.shelf.attempt(name, lambda: draw(name, self.encoder.embed, partial(heads, 0)))
         if graph is None or (not where.even and sparse(where)):
-            return super().opened(heads, packed)
-        out, logits = self._outputs(packed, graph, inner.per_token)
+            return None
+        out, logits = self._outputs(packed, graph, heads.per_token)
         if where.even:
             graph(columns(where, graph, packed.tokens), [out, logits])
         else:
             graph({**_columns(packed), **inputs(where), **rows(where, graph)}, [out, logits])
-        return _cut(packed, out, logits, inner.per_token)
+        return _cut(packed, out, logits, heads.per_token)
 
-    def answered(self, layer: int, heads: ExitHeads, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """A layer and its exit in one graph, in fp32, where layers do not share their weights."""
-        where, inner = packed.layout, heads.heads if isinstance(heads, Exits) else heads
-        if not self.shelf.settings.exact or len(set(self._twins)) < self.depth or (not where.even and sparse(where)):
-            return super().answered(layer, heads, packed)
+    def _joins_exits(self, where: Layout) -> bool:
+        """Whether a layer and its exit run as one graph: in fp32, where layers do not share their weights."""
+        return self.shelf.settings.exact and len(set(self._twins)) == self.depth and (where.even or not sparse(where))
+
+    def _layer_with_exit(self, layer: int, heads: ExitHeads, packed: Packed) -> Segment | None:
+        """Run a layer and its exit in one graph; None where that cannot be compiled."""
+        where = packed.layout
         name = f"layer-{layer}-exit-{'even' if where.even else 'ragged'}"
         draw = _joined.exit_even if where.even else _joined.exit_ragged
-        own, exit_, wide = self.encoder.layers[layer - 1], partial(inner, layer), self.encoder.hidden
-        graph = self.shelf.attempt(name, lambda: draw(name, own, exit_, wide))
+        own, head, wide = self.encoder.layers[layer - 1], partial(heads, layer), self.encoder.hidden
+        graph = self.shelf.attempt(name, lambda: draw(name, own, head, wide))
         if graph is None:
-            return super().answered(layer, heads, packed)
-        out, logits = self._outputs(packed, graph, inner.per_token)
+            return None
+        out, logits = self._outputs(packed, graph, heads.per_token)
         if where.even:
             graph(*block(where, graph, packed.states, [out, logits], packed.tokens))
         else:
             x = filled(packed.states, len(out))
             graph({**_columns(packed), "x": x, **inputs(where), **rows(where, graph)}, [out, logits])
-        return _cut(packed, out, logits, inner.per_token)
+        return _cut(packed, out, logits, heads.per_token)
 
-    def straight(self, heads: ExitHeads, packed: Packed) -> Tensor:
-        """Everything at once in fp32; otherwise in pieces, as embeddings and exits stay in fp32."""
-        where, last = packed.layout, heads.heads if isinstance(heads, Exits) else heads
+    def _whole_model(self, heads: ExitHeads, packed: Packed) -> Tensor | None:
+        """Run everything as one graph, in fp32 only, since embeddings and exits stay in fp32; None if impossible."""
+        where = packed.layout
         name = "model-even" if where.even else "model-ragged"
-        graph = self.shelf.attempt(name, lambda: self._model(name, last)) if self.shelf.settings.exact else None
+        graph = self.shelf.attempt(name, lambda: self._model(name, heads)) if self.shelf.settings.exact else None
         if graph is None or (not where.even and sparse(where)):
-            return super().straight(heads, packed)
-        out = _answers(packed, graph.widths[0], last.per_token, where.even)
+            return None
+        out = _answers(packed, graph.widths[0], heads.per_token, where.even)
         if where.even:
             graph(columns(where, graph, packed.tokens), [out])
         else:
             graph({**_columns(packed), **inputs(where), **rows(where, graph)}, [out])
-        return out[: packed.total if last.per_token else packed.count]
+        return out[: packed.total if heads.per_token else packed.count]
 
     def _outputs(self, packed: Packed, graph: Graph, per_token: bool) -> tuple[Tensor, Tensor]:
         """Room for states and answers."""
@@ -145,7 +169,7 @@ class OpenVINOEngine(Engine):
         return draw(name, _joined.Parts(self.encoder.embed, self.encoder.layers, partial(last, self.depth)))
 
     @contextmanager
-    def room(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """One thread for torch: after every small product its others would spin where graphs want to compute."""
         before = torch.get_num_threads()
         if before == 1:
@@ -157,9 +181,9 @@ class OpenVINOEngine(Engine):
         finally:
             torch.set_num_threads(before)
 
-    def exits(self, heads: ExitHeads) -> ExitHeads:
-        """Compiled exits."""
-        return Exits(self, heads)
+    def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:
+        """Return compiled exit heads."""
+        return CompiledExitHeads(self, exit_heads)
 
     def _graph(self, layer: int, name: str, draw: Any) -> Graph:
         """A graph of a layer, or of all (0)."""
@@ -190,28 +214,28 @@ class OpenVINOEngine(Engine):
 
 
 @dataclass(frozen=True)
-class Exits:
+class CompiledExitHeads:
     """Exits, learned units and token predictors, compiled when first asked; what cannot be traced stays torch's."""
 
     engine: OpenVINOEngine
-    heads: ExitHeads
+    exit_heads: ExitHeads
 
     @property
     def per_token(self) -> bool:
         """Whether answers are per token."""
-        return self.heads.per_token
+        return self.exit_heads.per_token
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Logits per row or per token."""
-        return self._run(f"head-{layer}", partial(self.heads, layer), packed, self.per_token)
+        return self._run(f"head-{layer}", partial(self.exit_heads, layer), packed, self.per_token)
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
         """How unsure a learned unit is of each row's answer."""
-        return self._run(f"exit_unit-{layer}", partial(self.heads.exit_unit, layer), packed, False)
+        return self._run(f"exit_unit-{layer}", partial(self.exit_heads.exit_unit, layer), packed, False)
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
         """What a method's own predictor says of each token."""
-        return self._run(f"predictor-{layer}", partial(self.heads.predictor, layer), packed, True)
+        return self._run(f"predictor-{layer}", partial(self.exit_heads.predictor, layer), packed, True)
 
     def _run(self, name: str, function: Any, packed: Packed, per_token: bool) -> Tensor:
         hidden = self.engine.encoder.hidden
@@ -236,9 +260,9 @@ def _answers(packed: Packed, wide: tuple[int, ...], per_token: bool, even: bool)
     return torch.empty((count if even else up(count), *wide))
 
 
-def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
-    """Without filler."""
-    return states[: packed.total], answers[: packed.total if per_token else packed.count]
+def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> Segment:
+    """Return states and logits without filler."""
+    return Segment(states[: packed.total], answers[: packed.total if per_token else packed.count])
 
 
 def versions() -> dict[str, str]:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from offramp.core import policy
 from offramp.core.attention import Scores
+from offramp.core.columns import ORIGIN, POSITION
 from offramp.core.loop import State
 from offramp.core.packed import Packed
+from offramp.core.policy import Needs
 from offramp.errors import OfframpError
 from offramp.nn import row_ops as rows
 from offramp.nn.network import Network
@@ -32,7 +34,7 @@ def ranks(packed: Packed, scores: Tensor, first: bool) -> Tensor:
     """Each token's place in its row by falling score, 0 the best; with `first` the row's first token leads."""
     level = (scores.detach().double() * FINE).round().long().clamp(0, MOST - 1)  # [tokens]
     if first:
-        level = torch.where(packed.tokens["position"] == 0, MOST, level)
+        level = torch.where(packed.tokens[POSITION] == 0, MOST, level)
     return rows.rank_by_row(level, packed)
 
 
@@ -101,16 +103,14 @@ class LengthPolicy(policy.Policy):
         check_depth("lengths", settings.lengths, network.depth, "find them with `offramp search`")
         self.shares, self.first = (1.0, *settings.lengths), not network.per_token
 
-    def wants_scores(self, layer: int) -> bool:
-        return layer < len(self.shares) and self.shares[layer] < self.shares[layer - 1]
-
-    def wants_attended(self, layer: int) -> bool:
-        return self.wants_scores(layer)
+    def needs(self, layer: int) -> Needs:
+        drops = 0 < layer < len(self.shares) and self.shares[layer] < self.shares[layer - 1]
+        return Needs(after_attention=drops, scores=drops)
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        if scores is None or not self.wants_scores(layer):
+        if scores is None or not self.needs(layer).scores:
             return None
-        original = s.base.lengths[s.packed.rows["origin"].cpu()]
+        original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]
         return best(s.packed, scores.columns, counts(original, self.shares[layer]), self.first)
 
 

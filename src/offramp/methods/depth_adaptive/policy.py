@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offramp.core.columns import EXITED_AT, ORIGIN, SCORED
 from offramp.core.cost import Event
 from offramp.core.loop import State
 from offramp.core.policy import Policy
@@ -34,20 +35,20 @@ class EncoderPolicy(Policy):
             return None
         if not self.units.by_word:
             return self._uncertainty(layer, s, None) < self.limit
-        words, left = s.packed.tokens["scored"], s.packed.tokens.get("left")
+        words, left = s.packed.tokens[SCORED], s.packed.tokens.get(EXITED_AT)
         asked = words if left is None else words & (left < 0)
         sure = torch.ones_like(words)
         sure[asked] = self._uncertainty(layer, s, asked) < self.limit
-        s.settle(tokens_of_certain_words(sure[words], s.packed))
-        going = (s.packed.tokens["left"] < 0).float()
+        s.answer_tokens(tokens_of_certain_words(sure[words], s.packed))
+        going = (s.packed.tokens[EXITED_AT] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
 
-    def why(self, layer: int, s: State) -> str:
+    def reason(self, layer: int, s: State) -> str:
         limit = self.limit if layer in self.exits else 0.0
         if limit == 0.0:
             return ""
         if self.units.by_word:
-            words = s.packed.tokens["scored"]
+            words = s.packed.tokens[SCORED]
             return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
         uncertainty = float(self._uncertainty(layer, s, None)[0])
         return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
@@ -57,7 +58,9 @@ class EncoderPolicy(Policy):
         if self.units.form == "threshold":
             if asked is not None:
                 return 1.0 - s.logits()[asked].float().softmax(-1).amax(-1)
-            return row_least_confidence(self.task, s.logits(), s.whole() if s.heads.per_token else s.packed)
+            return row_least_confidence(
+                self.task, s.logits(), s.with_dropped_tokens() if s.exit_heads.per_token else s.packed
+            )
         if self.units.form == "geometric":
             return 1.0 - self._ask(layer, s, asked).float().sigmoid()
         if layer == 1:
@@ -78,5 +81,5 @@ class EncoderPolicy(Policy):
         seen, ones = packed.mean() if asked is None else packed.states[asked], torch.ones_like(packed.lengths)
         if asked is not None:
             ones = torch.bincount(packed.row_of_token[asked], minlength=packed.count).cpu()
-        s.trace.append(Event("predictor", layer, packed.rows["origin"], ones, ones))
+        s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], ones, ones))
         return self.units.ask(layer, seen)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from offramp import backbones
 from offramp.backbones import Encoder, Head
+from offramp.core.columns import ID
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.network import Network
@@ -146,7 +147,7 @@ def layer_losses(model: MaskedModel, packed: Packed, hidden: Tensor, targets: Te
 def training_loss(model: MaskedModel, packed: Packed, layers: int) -> Tensor:
     """Words hidden at random, guessed after every layer, all layers alike. Of ten hidden words eight become the mask,
     one other tokens of the batch, one stays."""
-    words, ids = words_of(packed), packed.tokens["id"]
+    words, ids = words_of(packed), packed.tokens[ID]
     draw = torch.rand(len(words.key) + 1, device=ids.device)
     if len(words.key) and not bool((draw[:-1] < SHARE).any()):
         draw[draw[:-1].argmin()] = 0.0

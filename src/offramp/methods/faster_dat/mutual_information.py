@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from offramp.core.columns import ID
 from offramp.methods.faster_dat.word_depths import Extent, depth_table, seen
 from offramp.nn.batches import Data
 from offramp.nn.row_labels import labels_of
@@ -58,4 +59,4 @@ def by_information(
     told = mutual_information(found.vocabulary.which, found.words.row, labels_of(task, data), smoothing)
     depths = torch.from_numpy(depths_by_information(told, extent.layers, least)).float()[:, None]
     depths = extent.layers + 1 - depths if telling_deep else depths
-    return depth_table(found.packed.tokens["id"], found.vocabulary, depths, torch.zeros(1), extent.unseen)
+    return depth_table(found.packed.tokens[ID], found.vocabulary, depths, torch.zeros(1), extent.unseen)

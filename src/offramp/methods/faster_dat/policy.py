@@ -51,7 +51,7 @@ class FasterDATPolicy(Policy):
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         return s.packed.rows["last"] <= layer if layer else None
 
-    def why(self, layer: int, s: State) -> str:
+    def reason(self, layer: int, s: State) -> str:
         return f"its deepest word goes through {int(s.packed.rows['last'][0])} layers" if layer else ""
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from offramp.core.columns import ID, ORIGIN
 from offramp.core.cost import Event
 from offramp.core.loop import State
 from offramp.core.packed import Packed
@@ -76,7 +77,7 @@ def _turns(words: Words, rows: int, passes: Passes) -> tuple[Tensor, Tensor]:
 
 def count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -> None:
     """Writes what masked passes cost into the log."""
-    origin = s.packed.rows["origin"][rows]
+    origin = s.packed.rows[ORIGIN][rows]
     s.trace.append(Event("embed", 0, origin, lengths, lengths))
     for layer in range(1, layers + 1):
         s.trace.append(Event("attend", layer, origin, lengths, lengths))
@@ -86,7 +87,7 @@ def count(s: State, layers: int, rows: Tensor, lengths: Tensor, asked: Tensor) -
 
 def _word_losses(model: MaskedModel, some: Packed, words: Words, chosen: Tensor, layers: int) -> Tensor:
     """The mean loss of each chosen word's pieces after every layer."""  # [layers, chosen]
-    ids = some.tokens["id"]
+    ids = some.tokens[ID]
     is_hidden = torch.cat((chosen, chosen.new_zeros(1)))[words.of_token]
     hidden = is_hidden.nonzero().squeeze(1)
     masked = torch.where(is_hidden, model.mask_id.to(ids.device), ids)
@@ -137,7 +138,7 @@ def by_reconstruction(
     passes = Passes(extent.layers, how.spacing, asked.to(network.device) if how.most else None)
     own = estimate(masked, found.packed.to(network.device), passes, penalties).cpu()
     depths = mean_by_word(found.vocabulary, own, asked)
-    made = depth_table(found.packed.tokens["id"], found.vocabulary, depths, penalties, extent.unseen)
+    made = depth_table(found.packed.tokens[ID], found.vocabulary, depths, penalties, extent.unseen)
     return {**made, "own": own, "words": torch.bincount(found.words.row, minlength=len(data.encoded))}
 
 
