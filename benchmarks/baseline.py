@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offramp.cli._options import key_values
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
 from offramp.utils.command_line import command_line
@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         columns = key_values(options.column, "--column")
-        train, test = read(options.train, columns=columns, limit=options.limit), read(options.data, columns=columns)
+        train, test = (
+            read_rows(options.train, columns=columns, limit=options.limit),
+            read_rows(options.data, columns=columns),
+        )
         cell = tfidf(train, test, (options.train, options.data), command_line(PROGRAM))
     except OfframpError as error:
         sys.exit(str(error))

@@ -13,7 +13,7 @@ from typing import Any
 
 from offramp import __version__
 from offramp.calibration.replay import record_exits
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.evaluation.result_cells import hardware, model_name, place
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
@@ -23,7 +23,7 @@ from offramp.utils.files import write_json
 
 def scores(run: str, source: str) -> dict[str, Any]:
     """The task's metric after every layer that has an exit."""
-    predictor, rows = Predictor.load(run, "torch"), read(source)
+    predictor, rows = Predictor.load(run, "torch"), read_rows(source)
     network, task = predictor.network, predictor.task
     task.check(rows, source)
     data = Data(rows, predictor.prepare(rows, source))

@@ -30,7 +30,7 @@ import torch
 from offramp import __version__, engines
 from offramp.cli._options import key_values
 from offramp.commands.predict import predict_stream
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.bench_file import versions
 from offramp.evaluation.contenders import buy, known, predictor
@@ -153,7 +153,7 @@ def _seconds(command: Sequence[str]) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure every engine; return what the JSON file holds."""
-    rows = read(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
+    rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
     if not rows:
         raise OfframpError("rows to measure on", f"none in {options.data}", "give a file with rows")
     names = [name.strip() for name in options.engines.split(",")]

@@ -29,14 +29,14 @@ from offramp.calibration.subject import CalibrationContext
 from offramp.cli._options import key_values
 from offramp.cli.printing.progress import row_bar
 from offramp.commands.calibrate import disagreement_evaluator, prove_risk
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin, hardware, labelled, model_name, place
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import load_run, read_recipe
 from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
-from offramp.utils.progress import tell
+from offramp.utils.progress import report_progress
 
 PROGRAM = "python benchmarks/guarantee.py"
 
@@ -75,7 +75,7 @@ def repeat_proofs(
         losses.append(float(row_losses.mean()))
         shares.append(share)
         cheaper += proven.settings != asdict(method.settings())
-        tell(trial + 1, trials.trials)
+        report_progress(trial + 1, trials.trials)
     return {
         "what": "a proven risk on rows the proof never saw",
         "method": method.name,
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     trials = Trials(options.risk, options.confidence, options.rows, options.trials)
     try:
-        rows = read(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
+        rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
         origin = Origin(*place(options.data), command_line(PROGRAM), read_recipe(options.run))
         with row_bar("proving"):
             found = repeat_proofs(Predictor(load_run(options.run)), rows, trials, origin)

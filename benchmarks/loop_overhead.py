@@ -30,14 +30,14 @@ from offramp.core.layout import Layout, Scores
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware, model_name, place
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.confidence import row_entropy
-from offramp.tasks.classification import Task
+from offramp.tasks.classification import ClassificationTask
 from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
 
@@ -91,7 +91,7 @@ class EntropyPolicy(Policy):
     """Evaluates every exit head; no row exits."""
 
     def __init__(self) -> None:
-        self.task = Task(tuple("abcdef"))
+        self.task = ClassificationTask(tuple("abcdef"))
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         return row_entropy(self.task, s.logits(), s.packed) < 0.0
@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         times = {name: round(layer_overhead(one, options.repetitions), 1) for name, one in policies.items()}
         return {"what": what, "microseconds_a_layer": times}
     model = Predictor.load(options.run, "torch")
-    rows = read(options.data, columns=key_values(options.column, "--column"), limit=ROWS)
+    rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=ROWS)
     model.task.check_inputs(rows, options.data)
     about = {"model": model_name(model.model.base_model), "method": model.model.method.name}
     return {

@@ -22,7 +22,7 @@ import transformers
 
 import offramp
 from offramp.core.policy import Policy
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     predictor = Predictor.load(args.run)
-    rows = read(args.data, limit=args.rows)
+    rows = read_rows(args.data, limit=args.rows)
     encoded = predictor.prepare(rows)
     auto = getattr(transformers, predictor.task.auto_class)
     plain = auto.from_pretrained(args.run, attn_implementation="sdpa", dtype=torch.float32).eval()

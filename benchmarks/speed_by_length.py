@@ -21,7 +21,7 @@ from rich.table import Table
 
 from offramp import __version__
 from offramp.cli._options import key_values
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.contenders import dearest, ours
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         predictor = Predictor.load(options.run, options.engine, options.precision, options.threads)
         settings = predictor.settings(options.budget, key_values(options.set, "--set"), options.max_loss)
-        rows = read(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
+        rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
         origin = Origin(*place(options.data), command_line(PROGRAM), read_recipe(options.run))
         timing = LengthTiming(options.batch_size, options.rows, options.rounds)
         found = time_by_length(predictor, rows, settings, origin, timing)

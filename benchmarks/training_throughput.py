@@ -22,7 +22,7 @@ import transformers
 
 import offramp
 from offramp import methods, tasks
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference.batching import score_for_training
 from offramp.inference.run_folder import build_network, load_backbone, load_tokenizer
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", required=True)
     args = parser.parse_args(arguments)
 
-    rows = read(args.train, limit=args.rows)
+    rows = read_rows(args.train, limit=args.rows)
     task = tasks.get("classification").from_rows(rows, args.train)
     data = Data(rows, task.encode(load_tokenizer(args.model), rows, 128))
     measured = {}

@@ -36,7 +36,7 @@ from offramp.data.tokenization import Encoded
 from offramp.decoding.beam_search import GenerationRules, Hypothesis, generate
 from offramp.decoding.decoder import generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
-from offramp.inference.run_folder import build_network, quiet
+from offramp.inference.run_folder import build_network, quiet_transformers
 from offramp.nn import batches
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
@@ -350,7 +350,7 @@ def model_folder(path: Path, backbone: str = "bert", **config: Any) -> Path:
     """Write a tiny pretrained model with its tokenizer, as a user gives to --model; rows of up to 64 tokens."""
     tokenizer = wordpiece_tokenizer()
     shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, **config}
-    with quiet():
+    with quiet_transformers():
         hf_model(backbone, AUTO_CLASSES["masked_lm"], **shape).save_pretrained(path)
         tokenizer.save_pretrained(path)
     return path

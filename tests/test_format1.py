@@ -97,7 +97,8 @@ def initial_weights(method: str, task: str, options: Mapping[str, Any], seed: in
 
     base, rows = HOME / "base", str(HOME / "base" / f"{task}.jsonl")
     source = str(base / ("tiny.json" if task == "translation" else "tiny-bert"))
-    request = train.TrainRequest(source, rows, "out", task, method, dev=rows, schedule=Schedule(seed=seed))
+    name = format1.TASKS.get(task, task)
+    request = train.TrainRequest(source, rows, "out", name, method, dev=rows, schedule=Schedule(seed=seed))
     known, named = methods.get(method), {format1.OPTIONS.get(name, name): value for name, value in options.items()}
     built = train._build(request, known, methods.configure(known.options, named, method), train.rows_of(request))
     return Initial(list(built.network.hf.state_dict().values()), list(built.network.added.state_dict().values()))

@@ -43,7 +43,7 @@ from offramp.cli.printing.progress import TrainingDisplay
 from offramp.commands.train import TrainRequest, run_training
 from offramp.core.loop import State, run
 from offramp.core.policy import Policy
-from offramp.data.readers import fingerprint, read, require
+from offramp.data.readers import fingerprint, read_rows, require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.evaluation.demo_data import carried_model
@@ -59,7 +59,7 @@ from offramp.training.forward import forward_all_layers
 from offramp.training.saliency import saliencies
 from offramp.training.schedule import Schedule
 from offramp.utils.command_line import command_line
-from offramp.utils.files import read_json, replacing, write_json, write_text
+from offramp.utils.files import atomic_replace, read_json, write_json, write_text
 from offramp.utils.run_paths import is_run
 
 PROGRAM = "python benchmarks/papers/adapler.py"
@@ -131,14 +131,14 @@ def predicted_shares(model: LoadedRun, row: Batch, scale: float) -> Tensor:
 # --- rows with human rationales --------------------------------------------------------------------------------------
 
 
-def read_rows(folder: str, split: str, limit: int | None) -> list[Row]:
+def read_marked_rows(folder: str, split: str, limit: int | None) -> list[Row]:
     """Read and check the rows of a split."""
     found = [path for ending in ENDINGS if (path := Path(folder) / f"{split}{ending}").is_file()]
     if not found:
         given = f"no {split}.jsonl or {split}.jsonl.gz in {folder}"
         raise OfframpError("rows with human rationales", given, "give a folder with train and dev splits")
-    rows = read(str(found[0]), limit=limit)
-    require(rows, ["tokens", "rationale", "label"], str(found[0]))
+    rows = read_rows(str(found[0]), limit=limit)
+    require_columns(rows, ["tokens", "rationale", "label"], str(found[0]))
     for number, row in enumerate(rows, 1):
         if len(row["tokens"]) != len(row["rationale"]) or not set(row["rationale"]) <= {0, 1}:
             given = f"row {number} of {found[0].name} with {len(row['tokens'])} tokens"
@@ -297,7 +297,7 @@ def claim_folder(study: RationaleStudy) -> dict[str, list[Row]]:
     The scale and the command may differ between calls, because they change no training.
     """
     check_options(study)
-    rows = {split: read_rows(study.data, split, study.limit) for split in ("train", "dev")}
+    rows = {split: read_marked_rows(study.data, split, study.limit) for split in ("train", "dev")}
     fingerprints = {split: fingerprint(split, own) for split, own in rows.items()}
     content = {**asdict(replace(study, out="", data="")), "rows": fingerprints}
     content["schedule"].pop("save_seconds")
@@ -434,7 +434,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     panels[1].set_xlabel("layer")
     panels[0].legend(frameon=False, fontsize=8, ncols=2)
     canvas = FigureCanvasAgg(figure)
-    with replacing(path) as fresh, fresh.open("wb") as file:
+    with atomic_replace(path) as fresh, fresh.open("wb") as file:
         canvas.print_png(file)
 
 

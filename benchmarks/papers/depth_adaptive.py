@@ -30,7 +30,7 @@ from torch import Tensor
 from offramp import __version__, methods
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.decoding.beam_search import generate
 from offramp.decoding.decoder import decoder_of, generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
@@ -47,7 +47,7 @@ from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.exit_oracles import best_exit, row_sums, smooth_over_neighbours
 from offramp.nn.outputs import RunOutput
 from offramp.training.forward import forward_all_layers
-from offramp.utils.files import replacing, write_json
+from offramp.utils.files import atomic_replace, write_json
 
 Row = Mapping[str, Any]
 COLOURS = ("#2f6db3", "#d1495b", "#3a9d5d", "#8e6bbf", "#e09f3e", "#444444")
@@ -230,7 +230,7 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False, fontsize=8)
     canvas = FigureCanvasAgg(figure)
-    with replacing(path) as fresh, fresh.open("wb") as file:
+    with atomic_replace(path) as fresh, fresh.open("wb") as file:
         canvas.print_png(file)
 
 
@@ -266,7 +266,7 @@ def print_plan(options: argparse.Namespace) -> None:
 
 def measure_runs(options: argparse.Namespace, work: Callable[[Predictor, Data], Any]) -> dict[str, Any]:
     """Measure every run on the rows; record where it was measured and how the run was trained."""
-    rows = read(options.data, limit=options.limit)
+    rows = read_rows(options.data, limit=options.limit)
     results: dict[str, Any] = {}
     for run in options.runs:
         predictor = Predictor.load(run)
@@ -318,7 +318,7 @@ def run_part(options: argparse.Namespace) -> None:
         print_plan(options)
         return
     if options.part == "show":
-        texts = [row["src"] for row in read(options.data, limit=options.limit)]
+        texts = [row["src"] for row in read_rows(options.data, limit=options.limit)]
         for run in options.runs:
             predictor = Predictor.load(run)
             print(f"{run}\n{exits_over_words(predictor, texts, predictor.settings())}")

@@ -38,7 +38,7 @@ from torch import Tensor
 from offramp import __version__, methods
 from offramp.cli._options import key_values
 from offramp.core.loop import State
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.contenders import Everything, ours
@@ -50,7 +50,7 @@ from offramp.methods.faster_dat.word_depths import WordDepths
 from offramp.nn.batches import pack_rows
 from offramp.nn.words import words_of
 from offramp.utils.command_line import command_line
-from offramp.utils.files import replacing, write_json
+from offramp.utils.files import atomic_replace, write_json
 
 PROGRAM = "python benchmarks/papers/faster_dat.py"
 FULL = ("the whole stack", -1)
@@ -204,7 +204,7 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
     """Score and time every line; return what the JSON file holds."""
-    rows = read(options.data, limit=options.limit)
+    rows = read_rows(options.data, limit=options.limit)
     data, split = place(options.data)
     runs = [
         OpenRun(run, Predictor.load(run, options.engine, "fp32", options.threads), read_recipe(run))
@@ -347,7 +347,7 @@ def draw(histogram: DepthHistogram, title: str, path: Path) -> None:
     if histogram.words:
         _draw_sentence(figure.add_subplot(rows, 1, 2), histogram)
     canvas = FigureCanvasAgg(figure)
-    with replacing(path) as fresh, fresh.open("wb") as file:
+    with atomic_replace(path) as fresh, fresh.open("wb") as file:
         canvas.print_png(file)
 
 
@@ -398,7 +398,9 @@ def run_words(options: argparse.Namespace) -> None:
     method, given = predictor.model.method, key_values(options.set, "--set")
     settings = methods.configure(method.settings, given, method.name)
     rows = (
-        read(options.data, columns=key_values(options.column, "--column"), limit=options.limit) if options.data else []
+        read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
+        if options.data
+        else []
     )
     histogram = word_depths(predictor, options.text, settings, rows)
     print("\n".join(histogram_lines(histogram)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from offramp import backbones
 from offramp.core.attention import Plan, attend
 from offramp.core.packed import pack
-from offramp.inference.run_folder import quiet
+from offramp.inference.run_folder import quiet_transformers
 from tests import tiny
 
 LENGTHS = [7, 1, 12]
@@ -92,7 +92,7 @@ def test_positions_left_out(absolute: bool, relative: bool) -> None:
 @pytest.mark.parametrize("auto", sorted(set(tiny.AUTO.values())))
 def test_the_auto_classes_of_transformers_open_it_as_it_was(tmp_path: Path, auto: str) -> None:
     net = tiny.model("alberta", auto)
-    with quiet():
+    with quiet_transformers():
         net.save_pretrained(tmp_path)
         again = getattr(transformers, auto).from_pretrained(tmp_path)
     assert type(again) is type(net)
@@ -103,7 +103,7 @@ def test_the_auto_classes_of_transformers_open_it_as_it_was(tmp_path: Path, auto
 @pytest.mark.parametrize("auto", sorted(set(tiny.AUTO.values()) - {tiny.AUTO["masked_lm"]}))
 def test_a_pretrained_one_brings_its_layers_to_every_head_and_no_part_of_its_own(tmp_path: Path, auto: str) -> None:
     net = tiny.model("alberta", tiny.AUTO["masked_lm"])
-    with quiet():
+    with quiet_transformers():
         net.save_pretrained(tmp_path)
         again, told = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
     body = {name for name in net.state_dict() if name.startswith("alberta.")}

@@ -161,7 +161,7 @@ def test_another_scale_is_measured_on_the_same_runs(finished: RationaleStudy, tm
 
 def test_importance_shares_of_a_row_sum_to_one(finished: RationaleStudy) -> None:
     full, trained = (folders.load_run(finished.path("runs", name)) for name in ("full", "adapler"))
-    row = adapler.encode_marked(full, adapler.read_rows(finished.data, "dev", None))[0]
+    row = adapler.encode_marked(full, adapler.read_marked_rows(finished.data, "dev", None))[0]
     for name, layers in adapler.importance_shares(full, trained, row, 1.0).items():
         assert layers.shape == (3, len(row.encoded.ids)), name
         assert layers.sum(1) == pytest.approx(np.ones(3), abs=1e-4), name
@@ -169,7 +169,7 @@ def test_importance_shares_of_a_row_sum_to_one(finished: RationaleStudy) -> None
 
 def test_saliency_can_choose_words_without_labels(finished: RationaleStudy) -> None:
     full = folders.load_run(finished.path("runs", "full"))
-    rows = adapler.encode_marked(full, adapler.read_rows(finished.data, "dev", None))
+    rows = adapler.encode_marked(full, adapler.read_marked_rows(finished.data, "dev", None))
     labels = sorted({row.label for row in rows}, key=str)
     for row in rows[:6]:
         chosen = [adapler.choose_words(full, replace(row, label=label), "saliency", False) for label in labels]
@@ -178,7 +178,7 @@ def test_saliency_can_choose_words_without_labels(finished: RationaleStudy) -> N
 
 def test_attention_equals_the_scores_of_the_encoder(finished: RationaleStudy) -> None:
     full = folders.load_run(finished.path("runs", "full"))
-    row = adapler.encode_marked(full, adapler.read_rows(finished.data, "dev", None))[0]
+    row = adapler.encode_marked(full, adapler.read_marked_rows(finished.data, "dev", None))[0]
     received = adapler.attentions(full.network, row.encoded.ids).mean(1)
     packed, network = pack_rows(full.network.task, [row.encoded]), full.network
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_attention_equals_the_scores_of_the_encoder(finished: RationaleStudy) ->
 def test_joined_text_and_words_give_the_same_token_ids(finished: RationaleStudy) -> None:
     """Training reads the joined text; scoring reads the words."""
     full = folders.load_run(finished.path("runs", "full"))
-    rows = adapler.read_rows(finished.data, "dev", None)[1:]
+    rows = adapler.read_marked_rows(finished.data, "dev", None)[1:]
     texts = [{"text": " ".join(row["tokens"])} for row in rows]
     encoded = full.network.task.encode(full.tokenizer, texts, 24)
     assert [row.encoded.ids for row in adapler.encode_marked(full, rows)] == [item.ids for item in encoded]
@@ -211,10 +211,10 @@ def test_script_prints_both_tables(
 
 def test_bad_folders_and_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OfframpError, match="train and dev"):
-        adapler.read_rows(str(tmp_path), "train", None)
+        adapler.read_marked_rows(str(tmp_path), "train", None)
     runs.jsonl(tmp_path / "train.jsonl", [{"tokens": ["a", "b"], "rationale": [1], "label": 0}])
     with pytest.raises(OfframpError, match="row 1"):
-        adapler.read_rows(str(tmp_path), "train", None)
+        adapler.read_marked_rows(str(tmp_path), "train", None)
     with pytest.raises(SystemExit) as stop:
         adapler.main([str(tmp_path), "--out", str(tmp_path / "o"), "--model", "x", "--part", "all"])
     assert stop.value.code == 2 and "agreement" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from offramp.cli.printing import progress
 from offramp.inference.predictor import Predictor
-from offramp.utils.progress import tell, watched
+from offramp.utils.progress import progress_listener, report_progress
 from tests import runs
 from tests.test_cli import Call, call, rows
 
@@ -29,7 +29,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def test_work_tells_how_far_it_is(trained: Path) -> None:
     model, seen = Predictor.load(trained), []
-    with watched(lambda done, total: seen.append((done, total))):
+    with progress_listener(lambda done, total: seen.append((done, total))):
         model.predict(runs.rows("classification", 10), batch_size=1)
     model.predict(["nobody watches"])
     assert seen == [(done, 10) for done in range(1, 11)]
@@ -57,7 +57,7 @@ def test_long_commands_show_a_bar(
 
 def test_no_bar_where_nobody_looks_or_it_is_over_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.row_bar("working"):
-        tell(1, 2)
+        report_progress(1, 2)
     assert capsys.readouterr() == ("", "")
     drawn = io.StringIO()
     quick = progress.RowBar("working", Console(file=drawn, force_terminal=True))

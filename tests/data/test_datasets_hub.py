@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 
 
 def refused(source: str) -> str:
     with pytest.raises(OfframpError) as caught:
-        read(source)
+        read_rows(source)
     return str(caught.value)
 
 
@@ -72,7 +72,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     ],
 )
 def test_names_of_datasets(hub: Hub, source: str, asked: str) -> None:
-    assert read(source, columns={"text": "sentence"}) == [{"text": asked, "tags": ["O", "B-PER"]}]
+    assert read_rows(source, columns={"text": "sentence"}) == [{"text": asked, "tags": ["O", "B-PER"]}]
 
 
 def test_a_dataset_that_does_not_load(hub: Hub, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.data.readers import fingerprint, read, require, stream
+from offramp.data.readers import fingerprint, read_rows, require_columns, stream_rows
 from offramp.errors import OfframpError
 
 ROWS = [{"text": "a gem, really", "label": "good"}, {"text": 'he said "no"', "label": "bad"}]
@@ -60,7 +60,7 @@ def write(folder: Path, name: str, content: bytes) -> str:
 
 def refused(source: str, **options: Any) -> str:
     with pytest.raises(OfframpError) as caught:
-        read(source, **options)
+        read_rows(source, **options)
     return str(caught.value)
 
 
@@ -68,22 +68,22 @@ def refused(source: str, **options: Any) -> str:
 @pytest.mark.parametrize("ending", FORMATS)
 def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str, gz: str) -> None:
     source = write(tmp_path, f"train.{ending}{gz}", FORMATS[ending](ROWS))
-    assert read(source) == list(stream(source)) == ROWS
-    assert read(source, limit=1) == ROWS[:1]
-    assert read(source, columns={"target": "label"})[1] == {"text": 'he said "no"', "target": "bad"}
+    assert read_rows(source) == list(stream_rows(source)) == ROWS
+    assert read_rows(source, limit=1) == ROWS[:1]
+    assert read_rows(source, columns={"target": "label"})[1] == {"text": 'he said "no"', "target": "bad"}
 
 
 def test_columns_may_swap_and_shadow(tmp_path: Path) -> None:
     source = write(tmp_path, "a.jsonl", b'{"a": 1, "b": 2, "c": 3}\n')
-    assert read(source, columns={"a": "b", "b": "a"}) == [{"a": 2, "b": 1, "c": 3}]
-    assert read(source, columns={"a": "c"}) == [{"a": 3, "b": 2}]
+    assert read_rows(source, columns={"a": "b", "b": "a"}) == [{"a": 2, "b": 1, "c": 3}]
+    assert read_rows(source, columns={"a": "c"}) == [{"a": 3, "b": 2}]
 
 
 def test_words_and_tags_are_split_in_tables_only(tmp_path: Path) -> None:
     table = write(tmp_path, "a.tsv", b"words\ttags\nEU rejects\tB-ORG O\n")
-    assert read(table, columns={"tokens": "words"}) == [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}]
+    assert read_rows(table, columns={"tokens": "words"}) == [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}]
     lines = write(tmp_path, "a.jsonl", b'{"tokens": "EU rejects"}\n')
-    assert read(lines) == [{"tokens": "EU rejects"}]
+    assert read_rows(lines) == [{"tokens": "EU rejects"}]
 
 
 def test_squad_is_flattened(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_squad_is_flattened(tmp_path: Path) -> None:
         {"id": "3", "question": "When?"},
     ]
     content = {"data": [{"paragraphs": [{"context": "In Paris.", "qas": asked}]}]}
-    first, second, third = read(write(tmp_path, "dev.json.gz", json.dumps(content).encode()))
+    first, second, third = read_rows(write(tmp_path, "dev.json.gz", json.dumps(content).encode()))
     assert first["answers"] == {"text": ["Paris", "Paris"], "answer_start": [3, 3]}
     assert first["context"] == "In Paris." and first["question"] == "Where?" and first["id"] == "1"
     assert second["answers"] == {"text": [], "answer_start": []}
@@ -103,16 +103,16 @@ def test_squad_is_flattened(tmp_path: Path) -> None:
 
 def test_unquoted_tsv_keeps_lone_quotes(tmp_path: Path) -> None:
     source = write(tmp_path, "a.tsv", b'text\tlabel\n" It begins\t1\nand "ends"\t0\n')
-    assert [row["text"] for row in read(source)] == ['" It begins', 'and "ends"']
+    assert [row["text"] for row in read_rows(source)] == ['" It begins', 'and "ends"']
 
 
 def test_odd_but_legal_lines(tmp_path: Path) -> None:
     content = '\ufeff{"text": "one\u2028two"}\r\n\r\n{"text": "three"}'.encode()
-    assert [row["text"] for row in read(write(tmp_path, "a.jsonl", content))] == ["one\u2028two", "three"]
-    assert read(write(tmp_path, "a.csv", b'\xef\xbb\xbftext, label\r\n"two\r\nlines",1\r\n')) == [
+    assert [row["text"] for row in read_rows(write(tmp_path, "a.jsonl", content))] == ["one\u2028two", "three"]
+    assert read_rows(write(tmp_path, "a.csv", b'\xef\xbb\xbftext, label\r\n"two\r\nlines",1\r\n')) == [
         {"text": "two\r\nlines", "label": "1"}
     ]
-    assert read(write(tmp_path, "long.csv", b"text\n" + b"x" * 200_000)) == [{"text": "x" * 200_000}]
+    assert read_rows(write(tmp_path, "long.csv", b"text\n" + b"x" * 200_000)) == [{"text": "x" * 200_000}]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=5))
@@ -120,7 +120,7 @@ def test_any_text_survives_jsonl(texts: list[str]) -> None:
     rows = [{"text": text} for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(as_jsonl(rows))))
-        assert read("-") == rows
+        assert read_rows("-") == rows
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,18 @@ def test_stdin_is_lines_or_json_by_its_first_line(
     monkeypatch: pytest.MonkeyPatch, piped: str, texts: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
-    assert [row["text"] for row in read("-")] == texts
+    assert [row["text"] for row in read_rows("-")] == texts
 
 
 def test_plain_text_files_are_lines(tmp_path: Path) -> None:
-    assert read(write(tmp_path, "a.txt.gz", b"{not json\r\nsecond\n")) == [{"text": "{not json"}, {"text": "second"}]
+    assert read_rows(write(tmp_path, "a.txt.gz", b"{not json\r\nsecond\n")) == [
+        {"text": "{not json"},
+        {"text": "second"},
+    ]
 
 
 def test_stream_reads_no_further_than_asked(tmp_path: Path) -> None:
-    rows = stream(write(tmp_path, "a.jsonl", b'{"text": "fine"}\nbroken\n'))
+    rows = stream_rows(write(tmp_path, "a.jsonl", b'{"text": "fine"}\nbroken\n'))
     assert next(rows) == {"text": "fine"}
     with pytest.raises(OfframpError, match="line 2"):
         next(rows)
@@ -191,9 +194,9 @@ def test_damaged_archives(tmp_path: Path) -> None:
 def test_a_missing_file_is_told_at_once_with_near_names(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl.gz", as_jsonl(ROWS))
     with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
-        stream(str(tmp_path / "train.jsonl"))
+        stream_rows(str(tmp_path / "train.jsonl"))
     with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
-        stream(str(tmp_path / "trian.jsonl"))
+        stream_rows(str(tmp_path / "trian.jsonl"))
     assert "there is no folder" in refused(str(tmp_path / "nowhere" / "x.csv"))
     assert "a folder, not a file" in refused(str(tmp_path)) and "train.jsonl.gz" in refused(str(tmp_path))
 
@@ -205,12 +208,12 @@ def test_a_mapped_column_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_require_names_row_column_and_flag() -> None:
-    require([{"text": "x", "label": 0}], ["text", "label"], "a.csv")
+    require_columns([{"text": "x", "label": 0}], ["text", "label"], "a.csv")
     with pytest.raises(OfframpError, match="row 2, where 'text' is missing; columns found: texts, label") as caught:
-        require([{"text": "x"}, {"texts": "x", "label": 0}], ["text"], "a.csv")
+        require_columns([{"text": "x"}, {"texts": "x", "label": 0}], ["text"], "a.csv")
     assert "--column text=texts" in str(caught.value)
     with pytest.raises(OfframpError, match="row 1, where 'label' is null"):
-        require([{"text": "x", "label": None}], ["text", "label"], "a.csv")
+        require_columns([{"text": "x", "label": None}], ["text", "label"], "a.csv")
 
 
 def test_limit_below_one(tmp_path: Path) -> None:
@@ -219,7 +222,7 @@ def test_limit_below_one(tmp_path: Path) -> None:
 
 def test_fingerprint_follows_content_only(tmp_path: Path) -> None:
     files = [write(tmp_path, f"a.{ending}", FORMATS[ending](ROWS)) for ending in FORMATS]
-    assert len({fingerprint(file, read(file)) for file in files}) == 1
+    assert len({fingerprint(file, read_rows(file)) for file in files}) == 1
     base = fingerprint("x", ROWS)
     assert len(base) == 16 and base == fingerprint("y", [dict(reversed(row.items())) for row in ROWS])
     assert base != fingerprint("x", ROWS[::-1]) != fingerprint("x", ROWS[:1])

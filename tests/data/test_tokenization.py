@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.data.tokenization import encode_texts, encode_windows, encode_words, limit
+from offramp.data.tokenization import encode_texts, encode_windows, encode_words, max_tokens
 from offramp.errors import OfframpError
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
@@ -126,7 +126,9 @@ def test_no_row_is_longer_than_allowed_whatever_the_text(texts: list[str], longe
 def test_limit() -> None:
     tokenizer = wordpiece()
     assert (
-        limit(tokenizer, 512, None) == 512 and limit(tokenizer, 512, 128) == 128 and limit(tokenizer, 512, 999) == 512
+        max_tokens(tokenizer, 512, None) == 512
+        and max_tokens(tokenizer, 512, 128) == 128
+        and max_tokens(tokenizer, 512, 999) == 512
     )
     with pytest.raises(OfframpError, match="5 or more"):
-        limit(tokenizer, 512, 4)
+        max_tokens(tokenizer, 512, 4)

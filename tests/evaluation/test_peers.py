@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation import peers
 from offramp.evaluation.peers import Ground, Variant, _padded
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet, save_run
+from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet_transformers, save_run
 from tests import runs, tiny, tiny_tokenizers
 
 NO_SDPA = {"alberta"}  # attention with relative positions: only the eager kind
@@ -28,7 +28,7 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
     tokenizer, method = tiny_tokenizers.wordpiece(), methods.get("full")
     task = tasks.get(runs.TASKS[kind]).from_rows(runs.rows(kind, 8), "rows")
     shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
-    with quiet():
+    with quiet_transformers():
         model = tiny.model(backbone, tiny.AUTO[kind], **{**shape, **task.config()})
     net = build_network(model, task, method, method.options())
     save_run(path, LoadedRun(net, tokenizer, method, method.options(), 60, "tiny"))

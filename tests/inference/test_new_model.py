@@ -12,10 +12,10 @@ import transformers
 from offramp import backbones
 from offramp.cli import app
 from offramp.commands.train import TrainRequest, run_training
-from offramp.data.wordpiece import learn
+from offramp.data.tokenizer_training import train_wordpiece_tokenizer
 from offramp.errors import OfframpError
 from offramp.inference.new_model import create_model
-from offramp.inference.run_folder import load_run, quiet
+from offramp.inference.run_folder import load_run, quiet_transformers
 from offramp.training.schedule import Schedule
 from tests import runs, tiny
 from tests.tiny_tokenizers import wordpiece
@@ -28,7 +28,7 @@ def test_any_family_can_be_made(tmp_path: Path) -> None:
     for kind in ("alberta", "bert"):
         shape = {key: value for key, value in SMALL.items() if kind == "alberta" or key in tiny.SHAPE}
         model = create_model(kind, tmp_path / kind, wordpiece(), shape)
-        with quiet():
+        with quiet_transformers():
             again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / kind)
         assert again.config.vocab_size == len(wordpiece()) and again.config.hidden_size == 32
         ids = tiny.rows([5, 9])
@@ -59,13 +59,13 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_is_learned_from_texts() -> None:
-    words = learn([row["text"] for row in runs.rows("masked_lm", 60)], 200)
+    words = train_wordpiece_tokenizer([row["text"] for row in runs.rows("masked_lm", 60)], 200)
     assert words.pad_token_id == 0 and len(words) <= 200
     encoded = words("the film", "is good")
     assert words.convert_ids_to_tokens(encoded["input_ids"])[:3] == ["[CLS]", "the", "film"]
     assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     with pytest.raises(OfframpError, match="100 or more"):
-        learn(["a"], 3)
+        train_wordpiece_tokenizer(["a"], 3)
 
 
 def test_pretraining_teaches_words_and_fine_tuning_goes_on_from_there(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offramp.errors import OfframpError
-from offramp.tasks.classification import Task
+from offramp.tasks.classification import ClassificationTask
 from tests.tiny_tokenizers import wordpiece
 
 
@@ -19,7 +19,7 @@ def rows(*labels: Any, **more: Any) -> list[dict[str, Any]]:
 
 def refused(bad: list[dict[str, Any]]) -> str:
     with pytest.raises(OfframpError) as caught:
-        Task.from_rows(bad, "train.csv")
+        ClassificationTask.from_rows(bad, "train.csv")
     return str(caught.value)
 
 
@@ -34,7 +34,7 @@ def refused(bad: list[dict[str, Any]]) -> str:
     ],
 )
 def test_labels_are_discovered_in_order_and_keep_their_type(labels: Any, expected: Any) -> None:
-    task = Task.from_rows(rows(*labels), "train.csv")
+    task = ClassificationTask.from_rows(rows(*labels), "train.csv")
     assert task.labels == expected and [type(label) for label in task.labels] == [type(label) for label in expected]
     best = len(expected) - 1
     (said,) = task.predictions([{}], [], [np.arange(len(expected), dtype=np.float32)])
@@ -78,8 +78,8 @@ def test_a_missing_column_names_those_found() -> None:
 
 def test_pairs() -> None:
     pairs = [{"text_a": "a film", "text_b": "good", "label": label} for label in (0, 1)]
-    task = Task.from_rows(pairs, "train.csv")
-    assert task.texts == Task.columns(pairs) == ("text_a", "text_b")
+    task = ClassificationTask.from_rows(pairs, "train.csv")
+    assert task.texts == ClassificationTask.columns(pairs) == ("text_a", "text_b")
     assert task.encode(wordpiece(), pairs, 16)[0].types == [0, 0, 0, 0, 1, 1]
     with pytest.raises(OfframpError, match="row 2: 'text_b' is empty"):
         task.check_inputs([pairs[0], {"text_a": "x", "text_b": ""}], "in.jsonl")
@@ -88,7 +88,7 @@ def test_pairs() -> None:
 
 
 def test_another_split_is_checked_against_training() -> None:
-    task = Task.from_rows(rows("a", "b"), "train.csv")
+    task = ClassificationTask.from_rows(rows("a", "b"), "train.csv")
     with pytest.raises(OfframpError, match="row 2: the label 'c', which the training rows lack; they have 'a', 'b'"):
         task.check(rows("a", "c"), "dev.csv")
     with pytest.raises(OfframpError, match="'label' is missing"):
@@ -98,30 +98,30 @@ def test_another_split_is_checked_against_training() -> None:
 
 
 def test_a_table_may_say_in_text_what_json_says_in_numbers() -> None:
-    task = Task.from_rows(rows(0, 1), "train.jsonl")
+    task = ClassificationTask.from_rows(rows(0, 1), "train.jsonl")
     task.check(rows("1", "0"), "dev.csv")
     assert task.metrics(rows("1", "0"), [{"label": 1}, {"label": 1}])["accuracy"] == 0.5
 
 
 def test_metrics() -> None:
-    binary = Task((0, 1))
+    binary = ClassificationTask((0, 1))
     said = [{"label": label} for label in (1, 1, 0, 0)]
     assert binary.metrics(rows(1, 0, 1, 0), said) == {"accuracy": 0.5, "f1": 0.5}
     assert binary.metrics(rows(0, 0, 0, 0), said)["f1"] == 0.0
-    three = Task(("a", "b", "c"))
+    three = ClassificationTask(("a", "b", "c"))
     scores = three.metrics(rows("a", "a", "b", "c"), [{"label": label} for label in "abbc"])
     assert scores == {"accuracy": 0.75, "f1": pytest.approx((2 / 3 + 2 / 3 + 1) / 3)}
 
 
 def test_loss_is_the_mean_cross_entropy() -> None:
     logits, targets, lengths = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([3, 4])
-    per_row = Task((0, 1)).loss(logits, targets, lengths, "rows")
+    per_row = ClassificationTask((0, 1)).loss(logits, targets, lengths, "rows")
     expected = torch.tensor([np.log1p(np.exp(-2.0)), np.log(2.0)], dtype=torch.float32)
     torch.testing.assert_close(per_row, expected)
-    torch.testing.assert_close(Task((0, 1)).loss(logits, targets, lengths), expected.mean())
+    torch.testing.assert_close(ClassificationTask((0, 1)).loss(logits, targets, lengths), expected.mean())
 
 
 def test_config_names_the_labels_for_transformers() -> None:
-    config = Task((3, 5)).config()
+    config = ClassificationTask((3, 5)).config()
     assert config["id2label"] == {0: "3", 1: "5"} and config["label2id"] == {"3": 0, "5": 1}
     assert config["num_labels"] == 2

@@ -13,15 +13,15 @@ import pytest
 
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks.masked_lm import Task
+from offramp.tasks.masked_lm import MaskedLMTask
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 LONG = {"text": "the film is good and the man is not bad . " * 40}
 
 
-def made(tokenizer: Any) -> Task:
-    task = Task.from_rows([LONG], "train.txt").with_tokenizer(tokenizer)
-    assert isinstance(task, Task)
+def made(tokenizer: Any) -> MaskedLMTask:
+    task = MaskedLMTask.from_rows([LONG], "train.txt").with_tokenizer(tokenizer)
+    assert isinstance(task, MaskedLMTask)
     return task
 
 
@@ -113,12 +113,12 @@ def test_perplexity() -> None:
 
 def test_bad_rows_and_tokenizers() -> None:
     with pytest.raises(OfframpError, match="row 2: 'text' is empty"):
-        Task.from_rows([LONG, {"text": ""}], "train.txt")
+        MaskedLMTask.from_rows([LONG, {"text": ""}], "train.txt")
 
     class NoMask:
         mask_token_id = None
 
     with pytest.raises(OfframpError, match="without a mask token"):
-        Task().with_tokenizer(NoMask())  # type: ignore[arg-type]  # a stand-in without a mask
+        MaskedLMTask().with_tokenizer(NoMask())  # type: ignore[arg-type]  # a stand-in without a mask
     with pytest.raises(RuntimeError, match="with_tokenizer"):
-        Task().predictions([LONG], made(wordpiece()).encode(wordpiece(), [LONG], 16), [np.zeros((16, 9))])
+        MaskedLMTask().predictions([LONG], made(wordpiece()).encode(wordpiece(), [LONG], 16), [np.zeros((16, 9))])

@@ -10,7 +10,7 @@ import torch
 
 from offramp.errors import OfframpError
 from offramp.tasks._squad import normalise, score
-from offramp.tasks.question_answering import Task
+from offramp.tasks.question_answering import QuestionAnsweringTask
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 CONTEXT = (
@@ -26,7 +26,7 @@ def row(answer: str | None, context: str = CONTEXT, question: str = "who ?") -> 
 
 def refused(answers: Any) -> str:
     with pytest.raises(OfframpError) as caught:
-        Task.from_rows([row("paris"), {**row("paris"), "answers": answers}], "train.json")
+        QuestionAnsweringTask.from_rows([row("paris"), {**row("paris"), "answers": answers}], "train.json")
     return str(caught.value)
 
 
@@ -34,7 +34,7 @@ def refused(answers: Any) -> str:
 @pytest.mark.parametrize("answer", ["the man", "paris", "very good", "the", ".", "woman ? a film"])
 def test_targets_lead_back_to_the_answer(make: Any, answer: str) -> None:
     """What a window's target marks is the answer itself; windows without it are marked (0, 0)."""
-    task, asked = Task(stride=6), row(answer)
+    task, asked = QuestionAnsweringTask(stride=6), row(answer)
     windows = task.encode(make(), [asked], 20)
     assert len(windows) > 1
     marked = 0
@@ -58,19 +58,19 @@ def test_targets_lead_back_to_the_answer(make: Any, answer: str) -> None:
 def test_characters_of_several_tokens() -> None:
     """Byte-level tokens of one character share its offsets: the first begins the answer, the last ends it."""
     asked = row("é", context="caf é .")
-    (window,) = Task().encode(bytelevel(), [asked], 32)
-    start, end = Task().inputs_and_targets(window, asked, None)[1]
+    (window,) = QuestionAnsweringTask().encode(bytelevel(), [asked], 32)
+    start, end = QuestionAnsweringTask().inputs_and_targets(window, asked, None)[1]
     assert start <= end and {window.offsets[place] for place in range(start, end + 1)} >= {window.offsets[end]}
     scores = np.zeros((len(window.ids), 2))
     scores[start, 0] = scores[end, 1] = 9.0
-    assert Task().predictions([asked], [window], [scores])[0]["answer"] == "é"
+    assert QuestionAnsweringTask().predictions([asked], [window], [scores])[0]["answer"] == "é"
 
 
 def test_no_answer_wins_only_if_training_had_such_rows_and_every_window_says_so() -> None:
-    assert not Task.from_rows([row("paris")], "train.json").unanswerable
-    task = Task.from_rows([row("paris"), row(None)], "train.json")
+    assert not QuestionAnsweringTask.from_rows([row("paris")], "train.json").unanswerable
+    task = QuestionAnsweringTask.from_rows([row("paris"), row(None)], "train.json")
     assert task.unanswerable
-    task = Task(unanswerable=True, stride=6)
+    task = QuestionAnsweringTask(unanswerable=True, stride=6)
     windows = task.encode(wordpiece(), [row(None)], 26)
     logits = [np.zeros((len(window.ids), 2)) for window in windows]
     for scores in logits:
@@ -78,7 +78,7 @@ def test_no_answer_wins_only_if_training_had_such_rows_and_every_window_says_so(
     assert task.predictions([row(None)], windows, logits)[0] | {"score": 0} == {
         "answer": "", "score": 0, "start": 0, "end": 0,
     }  # fmt: skip
-    assert Task(stride=6).predictions([row(None)], windows, logits)[0]["answer"] != ""
+    assert QuestionAnsweringTask(stride=6).predictions([row(None)], windows, logits)[0]["answer"] != ""
     place = windows[1].words.index(max(windows[1].words))
     logits[1][place] = 4.0  # one window has found something, but says louder that it has not
     assert task.predictions([row(None)], windows, logits)[0]["answer"] == ""
@@ -89,7 +89,7 @@ def test_no_answer_wins_only_if_training_had_such_rows_and_every_window_says_so(
 def test_predictions_keep_to_the_context_in_order_and_to_thirty_tokens() -> None:
     context = "the " * 60
     asked = [row(None, context), row(None, "a film")]
-    task = Task()
+    task = QuestionAnsweringTask()
     windows = task.encode(wordpiece(), asked, 128)
     random = np.random.default_rng(0)
     logits = [random.normal(size=(len(window.ids), 2)) for window in windows]
@@ -102,13 +102,13 @@ def test_predictions_keep_to_the_context_in_order_and_to_thirty_tokens() -> None
 
 def test_best_stretch_equals_a_search_over_all() -> None:
     asked = row(None)
-    (window,) = Task().encode(wordpiece(), [asked], 64)
+    (window,) = QuestionAnsweringTask().encode(wordpiece(), [asked], 64)
     inside = [place for place, word in enumerate(window.words) if word >= 0]
     for seed in range(5):
         logits = np.random.default_rng(seed).normal(size=(len(window.ids), 2))
         pairs = [(s, e) for s in inside for e in inside if s <= e < s + 30]
         start, end = max(pairs, key=lambda pair: logits[pair[0], 0] + logits[pair[1], 1])
-        said = Task().predictions([asked], [window], [logits])[0]
+        said = QuestionAnsweringTask().predictions([asked], [window], [logits])[0]
         assert (said["start"], said["end"]) == (window.offsets[start][0], window.offsets[end][1])
 
 
@@ -130,21 +130,21 @@ def test_answers_that_are_not_there(answers: Any, said: str) -> None:
 
 
 def test_inputs_need_no_answers_but_text() -> None:
-    Task().check_inputs([{"question": "who ?", "context": "he"}], "in.jsonl")
+    QuestionAnsweringTask().check_inputs([{"question": "who ?", "context": "he"}], "in.jsonl")
     with pytest.raises(OfframpError, match="row 1: 'context' is empty"):
-        Task().check_inputs([{"question": "who ?", "context": " "}], "in.jsonl")
+        QuestionAnsweringTask().check_inputs([{"question": "who ?", "context": " "}], "in.jsonl")
 
 
 def test_loss_is_a_choice_among_the_tokens_of_each_row() -> None:
     logits = torch.randn(7, 2, requires_grad=True)
     targets, lengths = torch.tensor([[1, 2], [0, 0], [1, 1]]), torch.tensor([3, 1, 3])
-    per_row = Task().loss(logits, targets, lengths, "rows")
+    per_row = QuestionAnsweringTask().loss(logits, targets, lengths, "rows")
     begins = [0, 3, 4]
     for index, (begin, length) in enumerate(zip(begins, lengths.tolist(), strict=True)):
         own = logits[begin : begin + length].log_softmax(0)
         expected = -(own[targets[index, 0], 0] + own[targets[index, 1], 1]) / 2
         torch.testing.assert_close(per_row[index], expected)
-    Task().loss(logits, targets, lengths).backward()
+    QuestionAnsweringTask().loss(logits, targets, lengths).backward()
     assert logits.grad is not None and torch.isfinite(logits.grad).all()
 
 

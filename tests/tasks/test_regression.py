@@ -10,7 +10,7 @@ import torch
 
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks.regression import Task
+from offramp.tasks.regression import RegressionTask
 
 
 def rows(*labels: Any) -> list[dict[str, Any]]:
@@ -20,37 +20,40 @@ def rows(*labels: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("label", ["high", float("nan"), float("inf"), True, [1.0], "nan", 10**400])
 def test_labels_that_are_no_numbers(label: Any) -> None:
     with pytest.raises(OfframpError, match=r"row 2: the label .* is not a finite number"):
-        Task.from_rows(rows(1.0, label), "train.csv")
+        RegressionTask.from_rows(rows(1.0, label), "train.csv")
 
 
 def test_labels_as_text_as_tables_have_them() -> None:
-    task = Task.from_rows(rows("0.5", "3"), "train.csv")
+    task = RegressionTask.from_rows(rows("0.5", "3"), "train.csv")
     assert task.texts == ("text_a", "text_b")
     assert task.inputs_and_targets(Encoded([1], [0], 0, [-1], [], 0), rows("0.5")[0], None) == ([1], 0.5)
 
 
 def test_labels_that_never_differ_and_missing_ones() -> None:
     with pytest.raises(OfframpError, match="without two different labels"):
-        Task.from_rows(rows(1.0, 1), "train.csv")
+        RegressionTask.from_rows(rows(1.0, 1), "train.csv")
     with pytest.raises(OfframpError, match="row 2, where 'label' is null"):
-        Task.from_rows(rows(1.0, None), "train.csv")
+        RegressionTask.from_rows(rows(1.0, None), "train.csv")
     with pytest.raises(OfframpError, match="row 1: 'text_a' is empty"):
-        Task(("text_a",)).check_inputs([{"text_a": ""}], "in.csv")
+        RegressionTask(("text_a",)).check_inputs([{"text_a": ""}], "in.csv")
 
 
 def test_loss_and_predictions() -> None:
     logits = torch.tensor([[1.0], [4.0]])
-    losses = Task().loss(logits, torch.tensor([0.0, 2.0]), torch.tensor([2, 2]), "rows")
+    losses = RegressionTask().loss(logits, torch.tensor([0.0, 2.0]), torch.tensor([2, 2]), "rows")
     assert losses.tolist() == [1.0, 4.0]
-    assert Task().loss(logits, torch.tensor([0.0, 2.0]), torch.tensor([2, 2])).item() == 2.5
-    assert Task().predictions([{}, {}], [], [np.array([1.5]), np.array([-2.0])]) == [{"value": 1.5}, {"value": -2.0}]
+    assert RegressionTask().loss(logits, torch.tensor([0.0, 2.0]), torch.tensor([2, 2])).item() == 2.5
+    assert RegressionTask().predictions([{}, {}], [], [np.array([1.5]), np.array([-2.0])]) == [
+        {"value": 1.5},
+        {"value": -2.0},
+    ]
 
 
 def test_metrics() -> None:
-    scores = Task().metrics(rows(1, 2, 3), [{"value": value} for value in (1.0, 4.0, 9.0)])
+    scores = RegressionTask().metrics(rows(1, 2, 3), [{"value": value} for value in (1.0, 4.0, 9.0)])
     assert scores["spearman"] == pytest.approx(1.0)
     assert scores["pearson"] == pytest.approx(np.corrcoef([1, 2, 3], [1, 4, 9])[0, 1])
     assert scores["mse"] == pytest.approx(40 / 3)
-    constant = Task().metrics(rows(1, 2, 3), [{"value": 1.0}] * 3)
+    constant = RegressionTask().metrics(rows(1, 2, 3), [{"value": 1.0}] * 3)
     assert constant["pearson"] == constant["spearman"] == 0.0
-    assert Task().metrics(rows(1), [{"value": 2.0}]) == {"pearson": 0.0, "spearman": 0.0, "mse": 1.0}
+    assert RegressionTask().metrics(rows(1), [{"value": 2.0}]) == {"pearson": 0.0, "spearman": 0.0, "mse": 1.0}

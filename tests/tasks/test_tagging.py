@@ -10,7 +10,7 @@ import torch
 
 from offramp.errors import OfframpError
 from offramp.tasks._entities import entities, entity_f1
-from offramp.tasks.tagging import Task
+from offramp.tasks.tagging import TaggingTask
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 ROWS = [
@@ -21,19 +21,19 @@ ROWS = [
 
 def refused(**change: Any) -> str:
     with pytest.raises(OfframpError) as caught:
-        Task.from_rows([ROWS[0], {**ROWS[1], **change}], "train.jsonl")
+        TaggingTask.from_rows([ROWS[0], {**ROWS[1], **change}], "train.jsonl")
     return str(caught.value)
 
 
 def test_tags_are_discovered_with_o_first() -> None:
-    task = Task.from_rows(ROWS, "train.jsonl")
+    task = TaggingTask.from_rows(ROWS, "train.jsonl")
     assert task.tags == ("O", "B-ORG", "B-PER") and task.metric == "entity_f1"
     assert task.config()["id2label"] == {0: "O", 1: "B-ORG", 2: "B-PER"}
 
 
 @pytest.mark.parametrize("make", [wordpiece, bytelevel])
 def test_only_the_first_piece_of_a_word_is_labelled(make: Any) -> None:
-    task, tokenizer = Task.from_rows(ROWS, "train.jsonl"), make()
+    task, tokenizer = TaggingTask.from_rows(ROWS, "train.jsonl"), make()
     for row, item in zip(ROWS, task.encode(tokenizer, ROWS, 32), strict=True):
         ids, targets = task.inputs_and_targets(item, row, None)
         assert ids == item.ids and len(targets) == len(ids)
@@ -43,7 +43,7 @@ def test_only_the_first_piece_of_a_word_is_labelled(make: Any) -> None:
 
 
 def test_words_that_were_cut_off_are_outside() -> None:
-    task = Task(("O", "B-X"))
+    task = TaggingTask(("O", "B-X"))
     row = {"tokens": ["the"] * 9, "tags": ["B-X"] * 9}
     (item,) = task.encode(wordpiece(), [row], 5)
     (said,) = task.predictions([row], [item], [np.tile([0.0, 1.0], (5, 1))])
@@ -68,23 +68,23 @@ def test_rows_that_do_not_fit(change: dict[str, Any], said: str) -> None:
 
 
 def test_other_splits() -> None:
-    task = Task.from_rows(ROWS, "train.jsonl")
+    task = TaggingTask.from_rows(ROWS, "train.jsonl")
     with pytest.raises(OfframpError, match="row 1: the tag 'B-LOC', which the training rows lack"):
         task.check([{"tokens": ["a"], "tags": ["B-LOC"]}], "dev.jsonl")
     task.check_inputs([{"tokens": ["a"]}], "in.jsonl")
     with pytest.raises(OfframpError, match="one tag only: O"):
-        Task.from_rows([{"tokens": ["a"], "tags": ["O"]}], "train.jsonl")
+        TaggingTask.from_rows([{"tokens": ["a"], "tags": ["O"]}], "train.jsonl")
 
 
 def test_loss_is_the_mean_over_labelled_tokens() -> None:
     logits = torch.tensor([[9.0, 0.0], [0.0, 0.0], [2.0, 0.0], [5.0, 5.0], [7.0, 7.0]], requires_grad=True)
     targets, lengths = torch.tensor([-100, 1, 0, 0, -100]), torch.tensor([3, 1, 1])
     two, soft = float(np.log(2)), float(np.log1p(np.exp(-2)))
-    loss = Task(("O", "X")).loss(logits, targets, lengths)
+    loss = TaggingTask(("O", "X")).loss(logits, targets, lengths)
     assert loss.item() == pytest.approx((two + soft + two) / 3)
-    per_row = Task(("O", "X")).loss(logits, targets, lengths, "rows")
+    per_row = TaggingTask(("O", "X")).loss(logits, targets, lengths, "rows")
     assert per_row.tolist() == pytest.approx([(two + soft) / 2, two, 0.0])
-    nothing = Task(("O", "X")).loss(logits, torch.full((5,), -100), lengths)
+    nothing = TaggingTask(("O", "X")).loss(logits, torch.full((5,), -100), lengths)
     nothing.backward()
     assert nothing.item() == 0.0 and torch.isfinite(logits.grad).all()
 
@@ -117,7 +117,10 @@ def test_entity_f1() -> None:
 
 def test_metrics_of_entities_and_of_parts_of_speech() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["B-X", "I-X"]}]
-    assert Task(("O", "B-X", "I-X")).metrics(rows, [{"tags": ["B-X", "O"]}]) == {"entity_f1": 0.0, "accuracy": 0.5}
-    words = Task(("DET", "NOUN"))
+    assert TaggingTask(("O", "B-X", "I-X")).metrics(rows, [{"tags": ["B-X", "O"]}]) == {
+        "entity_f1": 0.0,
+        "accuracy": 0.5,
+    }
+    words = TaggingTask(("DET", "NOUN"))
     assert words.metric == "accuracy"
     assert words.metrics([{"tags": ["DET", "NOUN"]}], [{"tags": ["DET", "DET"]}]) == {"accuracy": 0.5}

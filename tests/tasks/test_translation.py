@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offramp import tasks
-from offramp.data.tokenizer_training import learn_pieces
+from offramp.data.tokenizer_training import train_bpe_tokenizer
 from offramp.errors import OfframpError
 from tests.tiny_tokenizers import wordpiece
 
@@ -40,7 +40,7 @@ def test_bad_rows_are_refused_by_their_number(what: str) -> None:
 
 
 def test_inputs_need_no_target_and_may_be_plain_lines() -> None:
-    task = made(learn_pieces(TEXTS, 300))
+    task = made(train_bpe_tokenizer(TEXTS, 300))
     task.check_inputs([{"src": "a"}], "in")
     task.check_inputs([{"text": "a"}], "in.txt")
     with pytest.raises(OfframpError, match="row 2: 'text' is empty"):
@@ -51,7 +51,7 @@ def test_inputs_need_no_target_and_may_be_plain_lines() -> None:
 
 
 def test_sentences_too_long_for_the_model_and_foreign_targets_are_refused() -> None:
-    task = made(learn_pieces(TEXTS, 300))
+    task = made(train_bpe_tokenizer(TEXTS, 300))
     encoded = task.encode(task.tokenizer, ROWS[:3], 6)
     with pytest.raises(OfframpError, match=r"row 2: 'ZWEI HUND.*the target has \d+ pieces, the model takes 20"):
         task.check_encoded(encoded, 20, "rows")
@@ -63,20 +63,20 @@ def test_sentences_too_long_for_the_model_and_foreign_targets_are_refused() -> N
 
 
 def test_a_learned_tokenizer_gives_every_text_back() -> None:
-    tokenizer = learn_pieces([text for row in ROWS for text in row.values()], 300)
+    tokenizer = train_bpe_tokenizer([text for row in ROWS for text in row.values()], 300)
     assert len(tokenizer) <= 300
     for text in [*TEXTS, "Größe: 5 €, naïve “quotes”", "猫"]:
         ids = tokenizer(text)["input_ids"]
         assert ids[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text
-    again = learn_pieces([text for row in ROWS for text in row.values()], 300)
+    again = train_bpe_tokenizer([text for row in ROWS for text in row.values()], 300)
     assert again.get_vocab() == tokenizer.get_vocab()
     with pytest.raises(OfframpError, match="300 or more"):
-        learn_pieces(TEXTS, 100)
+        train_bpe_tokenizer(TEXTS, 100)
 
 
 def test_from_rows_to_bleu() -> None:
-    task = made(learn_pieces([text for row in ROWS for text in row.values()], 400))
+    task = made(train_bpe_tokenizer([text for row in ROWS for text in row.values()], 400))
     encoded = task.encode(task.tokenizer, ROWS, 60)
     pairs = zip(encoded, ROWS, strict=True)
     targets = task.stack_targets([task.inputs_and_targets(e, row, None)[1] for e, row in pairs])

@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
-from offramp.utils.files import read_json, replacing, write_json, write_text
+from offramp.utils.files import atomic_replace, read_json, write_json, write_text
 from tests import runs
 
 DEAD = 2**22 + 1  # beyond the largest process id there is
@@ -39,7 +39,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [OSError(errno.ENOSPC, "No space left"), SafetensorError("No space left")])
 def test_a_failure_while_writing_keeps_the_old(tmp_path: Path, stop: Exception) -> None:
     write_text(tmp_path / "file", "old")
-    with pytest.raises(OfframpError, match="No space left") as caught, replacing(tmp_path / "file") as fresh:
+    with pytest.raises(OfframpError, match="No space left") as caught, atomic_replace(tmp_path / "file") as fresh:
         fresh.write_text("half of the n")
         raise stop
     assert f"to write {tmp_path / 'file'}" == caught.value.asked
@@ -49,7 +49,7 @@ def test_a_failure_while_writing_keeps_the_old(tmp_path: Path, stop: Exception) 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
 def test_other_ends_keep_the_old_too(tmp_path: Path, stop: type[BaseException]) -> None:
     old = folder_of(tmp_path / "folder", "old")
-    with pytest.raises(stop), replacing(old) as fresh:
+    with pytest.raises(stop), atomic_replace(old) as fresh:
         folder_of(fresh, "new")
         raise stop
     assert runs.files(tmp_path) == {"folder/a": b"old"}
@@ -58,7 +58,7 @@ def test_other_ends_keep_the_old_too(tmp_path: Path, stop: type[BaseException]) 
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     old = folder_of(tmp_path / "folder", "old")
     (old / "b").write_text("gone afterwards")
-    with replacing(old) as fresh:
+    with atomic_replace(old) as fresh:
         folder_of(fresh, "new")
         assert (old / "a").read_text() == "old", "the old one stands while the new one is written"
     assert runs.files(tmp_path) == {"folder/a": b"new"}
@@ -66,7 +66,7 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_file_gives_way_to_a_folder(tmp_path: Path) -> None:
     (tmp_path / "thing").write_text("a file")
-    with replacing(tmp_path / "thing") as fresh:
+    with atomic_replace(tmp_path / "thing") as fresh:
         folder_of(fresh, "new")
     assert runs.files(tmp_path) == {"thing/a": b"new"}
 
@@ -86,7 +86,7 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
         real(a, b)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises((OfframpError, KeyboardInterrupt)), replacing(old) as fresh:
+    with pytest.raises((OfframpError, KeyboardInterrupt)), atomic_replace(old) as fresh:
         folder_of(fresh, "new")
     assert runs.files(tmp_path) == {"folder/a": b"old"}
 
@@ -102,9 +102,9 @@ def test_what_killed_writers_left_is_swept_away(tmp_path: Path) -> None:
 
 
 def test_the_message_names_the_place_people_know(tmp_path: Path) -> None:
-    with pytest.raises(OfframpError) as caught, replacing(tmp_path / "run") as fresh:
+    with pytest.raises(OfframpError) as caught, atomic_replace(tmp_path / "run") as fresh:
         fresh.mkdir()
-        with replacing(fresh / "points.json"):
+        with atomic_replace(fresh / "points.json"):
             raise OSError(errno.EACCES, "Permission denied")
     assert f"to write {tmp_path / 'run' / 'points.json'}" == caught.value.asked
 

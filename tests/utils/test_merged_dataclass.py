@@ -8,7 +8,7 @@ import pytest
 
 from offramp import methods
 from offramp.errors import OfframpError
-from offramp.utils.merged_dataclass import merge
+from offramp.utils.merged_dataclass import merge_dataclasses
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Two:
 
 
 def test_equal_names_are_told_apart_by_their_label() -> None:
-    both = merge("Both", ("one", One), ("two", Two), shared=False)
+    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=False)
     assert asdict(both.kind()) == {"one_rate": 1.0, "lengths": (), "two_rate": 2.0, "name": "two"}
     assert both.split(both.kind(one_rate=5.0, lengths=(0.5,))) == (One(5.0, (0.5,)), Two())
     assert both.join({"rate": 3.0}, {"rate": 4.0, "name": "x"}) == {"one_rate": 3.0, "two_rate": 4.0, "name": "x"}
@@ -36,13 +36,13 @@ def test_equal_names_are_told_apart_by_their_label() -> None:
 
 
 def test_shared_names_have_one_value_and_the_second_default() -> None:
-    both = merge("Both", ("one", One), ("two", Two), shared=True)
+    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=True)
     assert asdict(both.kind()) == {"rate": 2.0, "lengths": (), "name": "two"}
     assert both.split(both.kind(rate=7.0)) == (One(7.0), Two(7.0))
 
 
 def test_parts_check_themselves_and_values_may_be_text() -> None:
-    both = merge("Both", ("one", One), ("two", Two), shared=True)
+    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=True)
     with pytest.raises(OfframpError, match="less than nothing"):
         both.kind(rate=-1.0)
     assert methods.configure(both.kind, {"lengths": "0.5,0.25", "rate": "3"}, "both").lengths == (0.5, 0.25)

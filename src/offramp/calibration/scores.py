@@ -22,7 +22,7 @@ from sklearn.isotonic import IsotonicRegression
 from offramp.calibration.replay import ExitRecording
 from offramp.inference.batching import full_macs
 from offramp.inference.operating_points import OperatingPoint
-from offramp.utils.progress import tell
+from offramp.utils.progress import report_progress
 
 if TYPE_CHECKING:
     from offramp.calibration.subject import CalibrationContext
@@ -126,7 +126,7 @@ def _folds(subject: CalibrationContext, recording: ExitRecording, search: Search
         held, tape = select_rows(subject, recording, place == fold)
         found = search(*select_rows(subject, recording, place != fold))
         made.append(_Fold(np.flatnonzero(place == fold), held, tape, found))
-        tell(fold + 1, FOLDS)
+        report_progress(fold + 1, FOLDS)
     return made
 
 

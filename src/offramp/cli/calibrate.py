@@ -31,7 +31,7 @@ def command(
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_points
     from offramp.commands.calibrate import check_point_request, recalibrate
-    from offramp.data.readers import read
+    from offramp.data.readers import read_rows
     from offramp.inference.operating_points import parse_latency
 
     check_point_request(budget, max_loss)
@@ -40,7 +40,7 @@ def command(
         given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
         raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
     wish = None if time is None else LatencyRequest(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    rows = read(data, columns=key_values(column, "--column"), limit=limit)
+    rows = read_rows(data, columns=key_values(column, "--column"), limit=limit)
     with row_bar("calibrating"):
         points = recalibrate(run, rows, data, risk, confidence, wish)
     print_points(points, budget, max_loss)

@@ -24,8 +24,8 @@ def command(
     """Make an untrained model; `offramp train --model OUT --task masked_lm` pretrains it."""
     from pathlib import Path
 
-    from offramp.data.readers import read
-    from offramp.data.wordpiece import learn
+    from offramp.data.readers import read_rows
+    from offramp.data.tokenizer_training import train_wordpiece_tokenizer
     from offramp.evaluation.demo_data import carried_model
     from offramp.inference.new_model import create_model
     from offramp.inference.run_folder import load_tokenizer
@@ -35,9 +35,9 @@ def command(
         given = "both --tokenizer and --text" if text else "neither --tokenizer nor --text"
         raise OfframpError("a tokenizer for the new model", given, "give one of them, e.g. --tokenizer minilm")
     if text is not None:
-        rows = read(text, columns=key_values(column, "--column"))
+        rows = read_rows(text, columns=key_values(column, "--column"))
         get("masked_lm").from_rows(rows, text)
-        words = learn((row["text"] for row in rows), vocabulary)
+        words = train_wordpiece_tokenizer((row["text"] for row in rows), vocabulary)
     else:
         words = load_tokenizer(carried_model() if tokenizer == "minilm" else str(tokenizer))
     model = create_model(family, Path(out), words, key_values(set_, "--set"), seed)

@@ -31,10 +31,10 @@ def command(
     from offramp.cli.printing.tables import print_points
     from offramp.commands.calibrate import check_point_request
     from offramp.commands.search import SearchRequest, search_run
-    from offramp.data.readers import read
+    from offramp.data.readers import read_rows
 
     check_point_request(budget, max_loss)
-    given = read(data, columns=key_values(column, "--column"), limit=limit)
+    given = read_rows(data, columns=key_values(column, "--column"), limit=limit)
     plan = SearchPlan(iterations, mutations, crossovers, seed)
     with SearchDisplay(plan) as live:
         points = search_run(run, given, data, SearchRequest(plan, rows, resume), live.searching, live.scoring)

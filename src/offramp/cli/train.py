@@ -22,7 +22,7 @@ def command(
     model: Annotated[str, typer.Option(help="a folder, a hub name, `minilm`; a .json of a translation model to make")],
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
-    task: Annotated[str, typer.Option(help="what is learned: tagging, span, translation …")] = "classification",
+    task: Annotated[str, typer.Option(help="what is learned: tagging, translation …")] = "classification",
     method: Annotated[str, typer.Option(help=METHODS)] = "full",
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,

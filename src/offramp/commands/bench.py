@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.evaluation.bench import Plan, Watcher, Where, run_bench
 from offramp.evaluation.bench_figure import draw_bench
 from offramp.utils.command_line import python_call
@@ -75,7 +75,7 @@ def bench(
         threads or torch.get_num_threads(),
         memory,
     )
-    given = read(str(data), columns=columns or {}, limit=rows)
+    given = read_rows(str(data), columns=columns or {}, limit=rows)
     with tempfile.TemporaryDirectory() as work:
         where = Where(Path(json) if json else None, work, command or python_call("bench", run, data=data))
         file = run_bench(str(run), given, str(data), plan, where, watcher or SilentWatcher())

@@ -119,7 +119,7 @@ def prove_risk(
     find, test = risks.split_in_halves(len(subject.data.rows), seed=0)
     first, second = (_half(subject, tape, rows) for rows in (find, test))
     ordered = _careful_first(subject.method, disagreement_evaluator(*first), _candidates(*first))
-    full, whole = asdict(subject.method.settings()), subject.network.task.departs_whole
+    full, whole = asdict(subject.method.settings()), subject.network.task.disagreement_is_binary
     proven = risks.learn_then_test([full, *ordered], disagreement_evaluator(*second), risk, confidence, whole)
     return proven or RiskGuarantee(risk, confidence, full, len(test), 0.0, 1.0)
 

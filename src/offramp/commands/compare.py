@@ -10,7 +10,7 @@ from typing import Any
 
 from offramp.commands.report import report
 from offramp.commands.train import TrainRequest, model_source, run_training
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
 from offramp.evaluation.clocking import clock
@@ -175,9 +175,9 @@ def run_cell(cell: Cell, plan: Plan, where: Place) -> Any:
     """Return the result cells of one method on one data set."""
     if cell.method == TFIDF:
         files, limit = (cell.data.train, cell.data.report), cell.data.rows
-        return tfidf(read(cell.data.train, limit=limit), read(cell.data.report), files, where.command)
+        return tfidf(read_rows(cell.data.train, limit=limit), read_rows(cell.data.report), files, where.command)
     run = trained(cell, plan, where.out)
-    predictor, rows = Predictor.load(run, "torch"), read(cell.data.report)
+    predictor, rows = Predictor.load(run, "torch"), read_rows(cell.data.report)
     return sweep(predictor, rows, Origin(*place(cell.data.report), where.command, read_recipe(run)))
 
 

@@ -24,7 +24,7 @@ from offramp.evaluation.result_cells import Origin, hardware
 from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
-from offramp.utils.files import read_json, unwritable, write_json, write_text
+from offramp.utils.files import read_json, write_error, write_json, write_text
 from offramp.utils.run_paths import is_run
 
 Rows = list[dict[str, str]]
@@ -106,7 +106,7 @@ def _write_splits(folder: Path, size: Size) -> Rows:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise write_error(folder, error) from error
     for name, rows in parts.items():
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return parts["test"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.point_sweep import sweep
 from offramp.evaluation.result_cells import Origin, evaluate_setting, place
@@ -109,7 +109,7 @@ def _rows(
     command: str,
 ) -> tuple[list[dict[str, Any]], Origin]:
     """Read and check labelled rows; also return where results on them come from."""
-    rows = read(str(data), columns=columns or {}, limit=limit)
+    rows = read_rows(str(data), columns=columns or {}, limit=limit)
     predictor.task.check(rows, str(data))
     return rows, Origin(*place(str(data)), command, read_recipe(run))
 

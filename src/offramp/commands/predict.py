@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from offramp.data.readers import stream
+from offramp.data.readers import stream_rows
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import parse_latency
 from offramp.inference.predictor import Predictor
-from offramp.utils.files import replacing
+from offramp.utils.files import atomic_replace
 
 
 @dataclass
@@ -73,7 +73,7 @@ def predict_stream(
     text_only = output is not None and output.endswith(".txt")
     if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
-    rows, name = stream(source, columns=columns), "standard input" if source == "-" else source
+    rows, name = stream_rows(source, columns=columns), "standard input" if source == "-" else source
     with _opened(output) as file:
         for chunk in predictor.chunks(rows, batch_size):
             encoded = predictor.prepare(chunk, f"{name}, counted from row {summary.rows + 1}" if summary.rows else name)
@@ -98,5 +98,5 @@ def _opened(output: str | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    with replacing(Path(output)) as fresh, fresh.open("w", encoding="utf-8") as file:
+    with atomic_replace(Path(output)) as fresh, fresh.open("w", encoding="utf-8") as file:
         yield file

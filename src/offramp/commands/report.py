@@ -20,7 +20,7 @@ from offramp.evaluation.pages import page
 from offramp.evaluation.speeds import bench_rows, length_rows
 from offramp.evaluation.tables import COLUMNS, Line, latex, lines, scale
 from offramp.evaluation.tables import markdown as markdown_tables
-from offramp.utils.files import replacing, write_text
+from offramp.utils.files import atomic_replace, write_text
 
 COLOURS = matplotlib.color_sequences["tab10"]
 MARKS, LONE = ("o", "s", "^"), ("D", "P", "X")  # where colours begin anew; of curves, of single points
@@ -135,7 +135,7 @@ def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
         figure = _figure(title, [one for one in entries if one.table == title])
         for suffix, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
             path = target / f"{title}.{suffix}".replace("/", "-").replace(": ", "-")
-            with replacing(path) as fresh:
+            with atomic_replace(path) as fresh:
                 canvas(figure).print_figure(fresh, format=suffix)
             made.append(path)
     return made

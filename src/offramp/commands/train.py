@@ -15,7 +15,7 @@ import yaml
 from offramp import __version__, methods, tasks
 from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.data import readers as reading
-from offramp.data.tokenization import limit as length_limit
+from offramp.data.tokenization import max_tokens as length_limit
 from offramp.errors import OfframpError
 from offramp.evaluation.demo_data import carried_model
 from offramp.inference import operating_points as operating
@@ -32,7 +32,7 @@ from offramp.training import checkpoint
 from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
-from offramp.utils.files import replacing, write_text
+from offramp.utils.files import atomic_replace, write_text
 
 Report = Callable[..., None]  # receives what happens during training as keyword arguments
 
@@ -79,12 +79,12 @@ class Rows:
 
 def rows_of(request: TrainRequest) -> Rows:
     """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
-    kind, rows = tasks.get(request.task), reading.read(request.train, columns=request.columns, limit=request.limit)
+    kind, rows = tasks.get(request.task), reading.read_rows(request.train, columns=request.columns, limit=request.limit)
     if request.init and kind.target and not any(kind.target in row for row in rows):
         return _unlabelled(request, kind, rows)
     task, mark = kind.from_rows(rows, request.train), reading.fingerprint(request.train, rows)
     if request.dev is not None:
-        dev = reading.read(request.dev, columns=request.columns)
+        dev = reading.read_rows(request.dev, columns=request.columns)
         task.check(dev, request.dev)
         return Rows(task, rows, dev, request.dev, mark)
     if not 0.0 < request.dev_split < 1.0:
@@ -104,7 +104,7 @@ def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, An
         what = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
         raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
     task.check_inputs(rows, request.train)
-    dev = reading.read(request.dev, columns=request.columns)
+    dev = reading.read_rows(request.dev, columns=request.columns)
     task.check(dev, request.dev)
     return Rows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
 
@@ -209,7 +209,7 @@ def _recipe(request: TrainRequest, rows: Rows) -> dict[str, Any]:
 
 def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
     """The finished folder takes its place in one step; only then does the unfinished one go."""
-    with replacing(out) as fresh:
+    with atomic_replace(out) as fresh:
         folders.save_run(fresh, model)
         operating.save_points(fresh, points)
         write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))

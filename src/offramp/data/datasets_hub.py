@@ -21,7 +21,7 @@ def looks_like_name(source: str) -> bool:
     return ":" in source or not (path.suffix or in_a_folder)
 
 
-def rows(source: str) -> Iterator[dict[str, Any]]:
+def dataset_rows(source: str) -> Iterator[dict[str, Any]]:
     """The rows of a data set (needs the extra `data`); label indices stay numbers, tag indices become names."""
     try:
         from datasets import ClassLabel, List

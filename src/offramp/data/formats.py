@@ -24,17 +24,17 @@ Line = tuple[int, str]  # number from 1, text with its line end
 LONGEST_FIELD = 10_000_000  # characters; Python's own limit of 131,072 is shorter than a long document
 
 
-def jsonl(source: str) -> Iterator[Row]:
+def jsonl_rows(source: str) -> Iterator[Row]:
     """One JSON object a line; blank lines are skipped."""
     return _objects(source, _lines(source))
 
 
-def plain(source: str) -> Iterator[Row]:
+def text_rows(source: str) -> Iterator[Row]:
     """One text a line. An empty line stays a row, and is refused as an empty text with its number."""
     return _texts(_lines(source))
 
 
-def stdin(source: str) -> Iterator[Row]:
+def stdin_rows(source: str) -> Iterator[Row]:
     """JSON lines if the first line with anything on it starts with a brace, else plain lines."""
     lines = _lines(source)
     head: list[Line] = []
@@ -62,7 +62,7 @@ def tsv_rows(source: str) -> Iterator[Row]:
     return ({name: _unquoted(value) for name, value in row.items()} for row in _delimited(source, reader))
 
 
-def parquet(source: str) -> Iterator[Row]:
+def parquet_rows(source: str) -> Iterator[Row]:
     """Apache Parquet, a batch of rows at a time (needs the extra `data`)."""
     try:
         from pyarrow import ArrowException
@@ -80,7 +80,7 @@ def parquet(source: str) -> Iterator[Row]:
             raise _damaged(source, error) from error
 
 
-def squad(source: str) -> Iterator[Row]:
+def squad_rows(source: str) -> Iterator[Row]:
     """SQuAD JSON (1.1 and 2.0) flattened to one row a question; a JSON list of objects is taken as rows."""
     text = "".join(_only_text(source))
     if not text.strip():

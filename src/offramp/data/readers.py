@@ -22,22 +22,22 @@ Row = dict[str, Any]
 Reader = Callable[[str], Iterator[Row]]
 
 ENDINGS: Mapping[str, Reader] = {
-    ".jsonl": formats.jsonl,
+    ".jsonl": formats.jsonl_rows,
     ".csv": formats.csv_rows,
     ".tsv": formats.tsv_rows,
-    ".parquet": formats.parquet,
-    ".json": formats.squad,
-    ".txt": formats.plain,
+    ".parquet": formats.parquet_rows,
+    ".json": formats.squad_rows,
+    ".txt": formats.text_rows,
 }
 WORD_COLUMNS = ("tokens", "tags")  # CSV and TSV have no lists: these hold words separated by spaces
 
 
-def read(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Row]:
+def read_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Row]:
     """All rows of a source at once; see `stream`."""
-    return list(stream(source, columns=columns, limit=limit))
+    return list(stream_rows(source, columns=columns, limit=limit))
 
 
-def stream(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Row]:
+def stream_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Row]:
     """Rows one by one, in constant memory (except SQuAD JSON), so that `predict` can follow a pipe of any length.
 
     `columns` maps our name to the file's: `{"text": "sentence"}`. A missing file is reported here, before iteration.
@@ -48,7 +48,7 @@ def stream(source: str, *, columns: Mapping[str, str] | None = None, limit: int 
     return itertools.islice(_named(rows, source, dict(columns or {})), limit)
 
 
-def require(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], source: str) -> None:
+def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], source: str) -> None:
     """Every row has these columns, not null; the error names the row, the columns found and the flag to remap."""
     for number, row in enumerate(rows, 1):
         for column in columns:
@@ -75,7 +75,7 @@ def fingerprint(source: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def _reader(source: str) -> Reader:
     """The reader for a source; raises for what does not exist or cannot be read."""
     if source == "-":
-        return formats.stdin
+        return formats.stdin_rows
     path = Path(source)
     reader = ENDINGS.get(Path(source.removesuffix(".gz")).suffix.lower())
     if path.is_dir():
@@ -83,7 +83,7 @@ def _reader(source: str) -> Reader:
     if path.exists():
         return reader or _unknown_ending
     if reader is None and hub.looks_like_name(source):
-        return hub.rows
+        return hub.dataset_rows
     raise _missing(path)
 
 

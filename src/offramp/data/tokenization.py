@@ -36,7 +36,7 @@ class Encoded:
     target: tuple[int, ...] = ()  # the sentence to be said, for tasks that say one
 
 
-def limit(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:
+def max_tokens(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:
     """The longest row in tokens: what was asked, but never more than the model and its tokenizer allow."""
     most = min(config_max, tokenizer.model_max_length)
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2  # a pair with one token each

@@ -1,4 +1,7 @@
-"""A tokenizer learned from the data, for models that are new: byte-level BPE, so that nothing is ever unknown."""
+"""Tokenizers learned from texts, for models that are trained from scratch.
+
+Byte-level BPE for translation, so that no text has unknown pieces; lower-case WordPiece, as BERT has it, for encoders.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,27 @@ from typing import TYPE_CHECKING
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
-LEAST = 300  # 256 bytes, the special pieces, some room
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # of BPE
+WORDPIECE_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+SMALLEST_BPE = 300  # pieces: 256 bytes, the special pieces and a few merges
+SMALLEST_WORDPIECE = 100  # pieces: letters and special pieces alone need as many
 
 
-def learn_pieces(texts: Iterable[str], size: int = 4000) -> PreTrainedTokenizerFast:
-    """At most `size` pieces, shared by both languages; a sentence ends with `</s>`."""
+def train_bpe_tokenizer(texts: Iterable[str], size: int = 4000) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with at most `size` pieces; it ends every sentence with `</s>`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if size < LEAST:
-        raise OfframpError("a vocabulary learned from the data", f"{size} pieces", f"ask for {LEAST} or more")
+    if size < SMALLEST_BPE:
+        raise OfframpError("a vocabulary learned from the data", f"{size} pieces", f"ask for {SMALLEST_BPE} or more")
     backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = decoders.ByteLevel()
@@ -41,3 +52,26 @@ def learn_pieces(texts: Iterable[str], size: int = 4000) -> PreTrainedTokenizerF
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
+
+
+def train_wordpiece_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
+    """Return a lower-case WordPiece tokenizer with at most `size` pieces, the padding piece first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if size < SMALLEST_WORDPIECE:
+        raise OfframpError("a vocabulary", f"{size} pieces", f"ask for {SMALLEST_WORDPIECE} or more, e.g. 8000")
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    special = list(WORDPIECE_SPECIAL.values())
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(mark, backend.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
+    )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **WORDPIECE_SPECIAL)

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from offramp.utils.files import replacing
+from offramp.utils.files import atomic_replace
 
 Entry = Mapping[str, Any]
 COLOURS = ("#2f6db3", "#d1495b", "#2a9d6f", "#8a5fbf", "#c98a1b", "#444444", "#3aa6b9", "#9c4a2f")
@@ -41,7 +41,7 @@ def draw_bench(file: Entry, path: Path) -> None:
     handles = {label: line for line, label in labelled}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(f"{file['model']} ({file['method']}) on {file['data']}; {file['hardware']}", fontsize=9)
-    with replacing(path) as fresh, fresh.open("wb") as stream:
+    with atomic_replace(path) as fresh, fresh.open("wb") as stream:
         FigureCanvasAgg(figure).print_png(stream)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import Plan, Where, run_bench
 from offramp.evaluation.plan import Cell
@@ -43,7 +43,7 @@ def clock(
         plan = Plan((1, 32), budgets, ("auto",), against, ("fp32",), ("given",), 3, torch.get_num_threads(), False)
         fresh = keep.with_suffix(".part")
         try:
-            given = read(cell.data.report, limit=rows)
+            given = read_rows(cell.data.report, limit=rows)
             with tempfile.TemporaryDirectory() as work:
                 run_bench(str(run), given, cell.data.report, plan, Where(fresh, work, command), _Nobody())
             fresh.replace(keep)

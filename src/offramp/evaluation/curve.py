@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from offramp.utils.files import replacing
+from offramp.utils.files import atomic_replace
 
 LINE, MARK, FULL = "#2f6db3", "#d1495b", "#444444"
 
@@ -49,7 +49,7 @@ def draw(curve: Curve, path: Path) -> None:
               label=f"chosen: {_percent(curve.chosen.score)} at {curve.chosen.share:.0%} of the compute")  # fmt: skip
     _dress(axes, curve)
     canvas = FigureCanvasAgg(figure)
-    with replacing(path) as fresh, fresh.open("wb") as file:
+    with atomic_replace(path) as fresh, fresh.open("wb") as file:
         canvas.print_png(file)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from offramp import methods, tasks
-from offramp.data.readers import read
+from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 
 STATIC = ("full", "truncate:k=1", "truncate:k=2", "truncate:k=3", "layerdrop", "head_pruning", "tfidf")
@@ -136,7 +136,7 @@ def _found(place: Path, rows: int | None) -> Set | None:
 
 def _task(file: str) -> str:
     """The task that the first row of a file looks like."""
-    row = read(file, limit=1)[0]
+    row = read_rows(file, limit=1)[0]
     if "tags" in row:
         return "tagging"
     if "context" in row:

@@ -18,7 +18,7 @@ from offramp.decoding.translate import translate_encoded
 from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
-from offramp.utils.progress import tell
+from offramp.utils.progress import report_progress
 
 __all__ = [
     "Array",
@@ -68,7 +68,7 @@ def run_encoded(
         exits[index], macs[index], kept[index] = made.exit_layer, made.macs, made.tokens_kept
         fed += 0.0 if made.tokens_by_layer is None else made.tokens_by_layer
         done += len(index)
-        tell(done, len(encoded))
+        report_progress(done, len(encoded))
     return RunOutput(logits, exits, macs, kept, fed)
 
 
@@ -105,7 +105,7 @@ def score_policy_by_loss(
         asked = [int((part >= 0).sum()) for part in made.targets.split(made.packed.lengths.tolist())]
         losses += [loss for loss, count in zip(rows, asked, strict=True) for _ in range(count)]
         parts.append(RunOutput([], outcome.exit_layer, outcome.macs, outcome.tokens_kept))
-        tell(start + made.packed.count, len(data.encoded))
+        report_progress(start + made.packed.count, len(data.encoded))
     joined = [np.concatenate([getattr(p, name) for p in parts]) for name in ("exit_layer", "macs", "tokens_kept")]
     return network.task.metrics_from_losses(losses), RunOutput([], *joined)
 

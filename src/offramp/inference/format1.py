@@ -24,6 +24,7 @@ OPTIONS = {  # option names in offramp.json and recipe.yaml
     "lexicon": "bag_of_words_training",
     "lexical_depth": "bag_of_words_depth",
 }
+TASKS = {"span": "question_answering"}  # task names in offramp.json
 
 
 def tensor_name(name: str) -> str:
@@ -40,4 +41,7 @@ def tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def description(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return an offramp.json of format 1 as one of format 2."""
     options = {OPTIONS.get(name, name): value for name, value in spec["options"].items()}
-    return {**spec, "format": 2, "options": options}
+    task = spec.get("task")
+    if isinstance(task, Mapping) and task.get("name") in TASKS:
+        task = {**task, "name": TASKS[task["name"]]}
+    return {**spec, "format": 2, "task": task, "options": options}

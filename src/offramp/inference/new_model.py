@@ -12,8 +12,8 @@ import yaml
 
 from offramp import backbones
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import quiet
-from offramp.utils.files import replacing
+from offramp.inference.run_folder import quiet_transformers
+from offramp.utils.files import atomic_replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ def create_model(
     except (ValueError, RuntimeError) as error:
         raise _odd(family, shape, error) from error
     backbones.head(model, AUTO_CLASS)  # it can be run and has something to learn from
-    with quiet(), replacing(out) as fresh:
+    with quiet_transformers(), atomic_replace(out) as fresh:
         model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
     return model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from offramp import backbones
-from offramp.data.tokenizer_training import learn_pieces
+from offramp.data.tokenizer_training import train_bpe_tokenizer
 from offramp.errors import OfframpError
 from offramp.tasks import Task
 from offramp.utils.files import read_json
@@ -34,7 +34,7 @@ def build_translation_model(
         raise OfframpError("a pretrained model", given, "new models are made for translation only; give a trained one")
     shape = _shape(source)
     texts = (text for row in rows for text in (row.get("src", row.get("text")), row["tgt"]))
-    tokenizer = learn_pieces(texts, int(shape.get("vocab_size", PIECES)))
+    tokenizer = train_bpe_tokenizer(texts, int(shape.get("vocab_size", PIECES)))
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     start = {"decoder_start_token_id": tokenizer.pad_token_id, "bos_token_id": None, "forced_eos_token_id": None}
     sizes = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(tokenizer)}

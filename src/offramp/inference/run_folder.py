@@ -26,7 +26,7 @@ from offramp.methods import Method
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
 from offramp.utils.files import read_json, write_json
-from offramp.utils.hf_logging import quiet
+from offramp.utils.hf_logging import quiet_transformers
 from offramp.utils.run_paths import is_run, working_folder
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def load_backbone_and_missing(source: str, task: Task, whole: bool = False) -> t
     auto = getattr(transformers, task.auto_class)
     safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
     try:
-        with quiet():
+        with quiet_transformers():
             model, report = auto.from_pretrained(
                 source, **safe, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
             )
@@ -89,7 +89,7 @@ def load_backbone_and_missing(source: str, task: Task, whole: bool = False) -> t
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
     try:
-        with quiet():
+        with quiet_transformers():
             made: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the Rust library raises bare Exceptions; whatever it is, the files are unusable
         raise OfframpError(
@@ -154,7 +154,7 @@ def _no_added(path: Path, error: Exception) -> OfframpError:
 def save_run(folder: Path, model: LoadedRun) -> None:
     """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet():
+    with quiet_transformers():
         model.network.hf.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
     added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}

@@ -22,7 +22,7 @@ from offramp.nn.setting_space import IntegerSpace, ProductSpace, Space, Threshol
 from offramp.tasks import Task
 from offramp.training.objectives import Objective, joint_stages, weighted_objective
 from offramp.training.stage import Stage
-from offramp.utils.merged_dataclass import merge
+from offramp.utils.merged_dataclass import merge_dataclasses
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class PairMethod(Method):
     def __init__(self, length: LengthMethod, depth: DepthMethod) -> None:
         self.length, self.depth = length, depth
         self.name = f"{length.name}+{depth.name}"
-        self.merged_settings = merge(
+        self.merged_settings = merge_dataclasses(
             "PairSettings", (length.name, length.settings), (depth.name, depth.settings), shared=False
         )
-        self.merged_options = merge(
+        self.merged_options = merge_dataclasses(
             "PairOptions", (length.name, length.options), (depth.name, depth.options), shared=True
         )
         self.settings, self.options = self.merged_settings.kind, self.merged_options.kind

@@ -27,7 +27,7 @@ from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.confidence import row_entropy, row_least_confidence, row_normalised_entropy
 from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead
 from offramp.nn.network import Network
-from offramp.utils.merged_dataclass import ALONE
+from offramp.utils.merged_dataclass import SINGLE_METHOD_ONLY
 
 BagOfWordsTraining = Literal["learned", "fitted"]
 
@@ -59,8 +59,9 @@ class ExitOptions:
 class JointOptions(ExitOptions):
     """Exits that train together with the backbone, in stages of their own."""
 
-    mixed: bool = field(default=False, metadata=ALONE)  # fine-tune the backbone alone first
-    equilibrium: bool = field(default=False, metadata=ALONE)  # layers learn from the mean of exits above, not the sum
+    mixed: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)  # fine-tune the backbone alone first
+    # layers learn from the mean of the exits above, not from their sum
+    equilibrium: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)
 
 
 @dataclass(frozen=True)

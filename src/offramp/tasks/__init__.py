@@ -8,6 +8,7 @@ that implements the class below. Importing this package does not import torch; i
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import random
 from abc import ABC, abstractmethod
@@ -41,7 +42,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
-    departs_whole: ClassVar[bool] = False  # departures are 0 or 1, never in between
+    disagreement_is_binary: ClassVar[bool] = False  # departures are 0 or 1, never in between
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error"})  # what methods may ask
 
     @classmethod
@@ -145,18 +146,21 @@ class Task(ABC):
         return {"loss": sum(losses) / max(1, len(losses))}
 
 
-FORMAT_1_NAMES = {"span": "question_answering"}  # task names in run folders of format 1
+RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
 
 def names() -> list[str]:
-    """The tasks there are: the files of this folder."""
+    """Return the names of all tasks: the files of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def get(name: str) -> type[Task]:
-    """The task of that name, or an error that lists the known ones."""
-    name = FORMAT_1_NAMES.get(name, name)
+    """Return the task of that name, or raise an error that lists the known ones."""
+    if name in RENAMED:
+        raise OfframpError("a task", f"{name!r}, a former name", f"use {RENAMED[name]}")
     if name not in names():
         raise OfframpError("a task", f"{name!r}", f"use one of: {', '.join(names())}")
-    task: type[Task] = importlib.import_module(f"{__name__}.{name}").Task
+    module = importlib.import_module(f"{__name__}.{name}")
+    classes = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
+    (task,) = [kind for kind in classes if issubclass(kind, Task)]
     return task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offramp.data.readers import require
+from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_texts
 from offramp.errors import OfframpError
 
@@ -24,7 +24,7 @@ def columns(rows: Rows) -> tuple[str, ...]:
 
 def check(rows: Rows, names: Sequence[str], source: str) -> None:
     """These columns hold text with something in it, in every row."""
-    require(rows, names, source)
+    require_columns(rows, names, source)
     for number, row in enumerate(rows, 1):
         for name in names:
             text = row[name]

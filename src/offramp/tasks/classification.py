@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp import tasks
-from offramp.data.readers import require
+from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,7 +27,7 @@ Label = str | int | bool
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class ClassificationTask(Task):
     """Labels in the order of the logits; texts: the columns read."""
 
     labels: tuple[Label, ...]
@@ -39,7 +38,7 @@ class Task(tasks.Task):
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "accuracy"
-    departs_whole: ClassVar[bool] = True
+    disagreement_is_binary: ClassVar[bool] = True
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
 
     @classmethod
@@ -53,12 +52,12 @@ class Task(tasks.Task):
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
         texts = _texts.columns(rows)
-        require(rows, [*texts, "label"], source)
+        require_columns(rows, [*texts, "label"], source)
         _texts.check(rows, texts, source)
         return cls(_discover(rows, source), texts)
 
     def check(self, rows: Rows, source: str) -> None:
-        require(rows, [*self.texts, "label"], source)
+        require_columns(rows, [*self.texts, "label"], source)
         _texts.check(rows, self.texts, source)
         for number, row in enumerate(rows, 1):
             if not isinstance(row["label"], Label) or row["label"] not in self._index:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from offramp import tasks
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +29,7 @@ SHARE = 0.15
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class MaskedLMTask(Task):
     """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
 
     mask_id: int = -1
@@ -75,7 +74,7 @@ class Task(tasks.Task):
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(content["mask_id"], content["vocabulary"], frozenset(content["special_ids"]))
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
+    def with_tokenizer(self, tokenizer: Tokenizer) -> MaskedLMTask:
         if tokenizer.mask_token_id is None:
             raise OfframpError("masked language modelling", "a tokenizer without a mask token", "choose another model")
         return dataclasses.replace(

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offramp import tasks
-from offramp.data.readers import require
+from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_windows
-from offramp.tasks import Reduction, Row, Rows, _loss, _squad, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, _loss, _squad, _texts
 from offramp.tasks._stretch import Stretch, stretches
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class QuestionAnsweringTask(Task):
     """unanswerable: whether "" may win; stride: tokens that two windows of one context share."""
 
     unanswerable: bool = False
@@ -55,7 +54,7 @@ class Task(tasks.Task):
 
     def check(self, rows: Rows, source: str) -> None:
         self.check_inputs(rows, source)
-        require(rows, ["answers"], source)
+        require_columns(rows, ["answers"], source)
         for number, row in enumerate(rows, 1):
             _check_answers(row, source, number)
 

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offramp import tasks
-from offramp.data.readers import require
+from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class RegressionTask(Task):
     """Labels are used as they are, without scaling, so that plain transformers predicts the same numbers."""
 
     texts: tuple[str, ...] = _texts.SINGLE
@@ -56,7 +55,7 @@ class Task(tasks.Task):
         return task
 
     def check(self, rows: Rows, source: str) -> None:
-        require(rows, [*self.texts, "label"], source)
+        require_columns(rows, [*self.texts, "label"], source)
         _texts.check(rows, self.texts, source)
         for number, row in enumerate(rows, 1):
             if not _is_number(row["label"]):

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from offramp import tasks
-from offramp.data.readers import require
+from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, _loss
+from offramp.tasks import Reduction, Row, Rows, Task, _loss
 from offramp.tasks._entities import entity_f1, is_marked
 from offramp.tasks._texts import wrong
 
@@ -31,7 +30,7 @@ OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class TaggingTask(Task):
     """Tags in the order of the logits."""
 
     tags: tuple[str, ...]
@@ -150,7 +149,7 @@ def _first_tokens(encoded: Encoded) -> Iterator[tuple[int, int]]:
 
 
 def _check_words(rows: Rows, source: str) -> None:
-    require(rows, ["tokens"], source)
+    require_columns(rows, ["tokens"], source)
     for number, row in enumerate(rows, 1):
         words = row["tokens"]
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
@@ -160,7 +159,7 @@ def _check_words(rows: Rows, source: str) -> None:
 
 
 def _check_tags(rows: Rows, source: str) -> None:
-    require(rows, ["tags"], source)
+    require_columns(rows, ["tags"], source)
     for number, row in enumerate(rows, 1):
         words, tags = row["tokens"], row["tags"]
         if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):

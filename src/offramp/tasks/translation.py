@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offramp import tasks
 from offramp.data.tokenization import Encoded
-from offramp.tasks import Reduction, Row, Rows, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
 from offramp.tasks._bleu import corpus_bleu
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ SOURCE, TARGET, PLAIN = "src", "tgt", "text"
 
 
 @dataclass(frozen=True)
-class Task(tasks.Task):
+class TranslationTask(Task):
     """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
 
     vocabulary: int = 0  # pieces of the target side
@@ -81,7 +80,7 @@ class Task(tasks.Task):
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(content["vocabulary"])
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
+    def with_tokenizer(self, tokenizer: Tokenizer) -> TranslationTask:
         return dataclasses.replace(self, vocabulary=len(tokenizer), tokenizer=tokenizer)
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:

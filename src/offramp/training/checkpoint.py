@@ -20,7 +20,7 @@ from torch import Tensor
 
 from offramp.errors import OfframpError
 from offramp.nn.network import Network
-from offramp.utils.files import replacing
+from offramp.utils.files import atomic_replace
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -57,7 +57,7 @@ def restore_weights(network: Network, tensors: dict[str, Tensor]) -> None:
 def write_weights(path: Path, network: Network) -> None:
     """Write the weights alone: those of a stage's best epoch."""
     tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         save_file(tensors, temporary)
 
 
@@ -81,7 +81,7 @@ def write_checkpoint(
     for number, optimiser in enumerate(optimisers):
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optim.{number}.{index}.{k}": torch.as_tensor(v).contiguous() for k, v in state.items()}
-    with replacing(folder / CHECKPOINT_FILE) as temporary:
+    with atomic_replace(folder / CHECKPOINT_FILE) as temporary:
         save_file(tensors, temporary, metadata={"progress": json.dumps(asdict(progress))})
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from offramp.errors import OfframpError
 from offramp.training import checkpoint
-from offramp.utils.files import read_json, unwritable, write_json
+from offramp.utils.files import read_json, write_error, write_json
 from offramp.utils.run_paths import is_run, working_folder
 
 LOCK_FILE = "lock"
@@ -50,7 +50,7 @@ def locked_working_folder(out: Path, recipe: dict[str, Any], force: bool) -> Ite
         fix = "wait for it, stop it, or choose another --out"
         raise OfframpError(f"to train in {partial}", "another process that trains there right now", fix) from error
     except OSError as error:
-        raise unwritable(partial, error) from error
+        raise write_error(partial, error) from error
     try:
         _prepare(partial, recipe, force)
         yield partial

@@ -19,7 +19,7 @@ BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(new|old)")  # names of what
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` if the block succeeds, and vanishes if it does not."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -31,12 +31,12 @@ def replacing(path: Path) -> Iterator[Path]:
             os.replace(fresh, path)
         _sweep(path)
     except (OSError, SafetensorError) as error:
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
     finally:
-        remove(fresh)
+        remove_path(fresh)
 
 
-def unwritable(path: Path, error: Exception) -> OfframpError:
+def write_error(path: Path, error: Exception) -> OfframpError:
     """The error for a place that cannot be written to."""
     final = "/".join(m["name"] if (m := BESIDE.fullmatch(part)) else part for part in str(path).split("/"))
     answer = (error.strerror if isinstance(error, OSError) else None) or error
@@ -47,7 +47,7 @@ def unwritable(path: Path, error: Exception) -> OfframpError:
     )
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """A file or folder goes, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -67,7 +67,7 @@ def _swap(fresh: Path, path: Path) -> None:
         if old.exists() and not path.exists():
             os.replace(old, path)
         raise
-    remove(old)
+    remove_path(old)
 
 
 def _sweep(path: Path) -> None:
@@ -75,7 +75,7 @@ def _sweep(path: Path) -> None:
     for left in path.parent.iterdir():
         match = BESIDE.fullmatch(left.name)
         if match and match["name"] == path.name and not _runs(int(match["pid"])):
-            remove(left)
+            remove_path(left)
 
 
 def _runs(pid: int) -> bool:
@@ -92,7 +92,7 @@ def _runs(pid: int) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Text, atomically."""
-    with replacing(path) as fresh:
+    with atomic_replace(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ import transformers
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No bars and no advice while something is loaded or saved."""
     log = transformers.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
-ALONE: Mapping[str, bool] = {"alone": True}  # metadata of such a field
+SINGLE_METHOD_ONLY: Mapping[str, bool] = {"alone": True}  # metadata of such a field
 Names = dict[str, str]  # a part's field → the whole's
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedDataclass:
     """A frozen dataclass made of two, and the way back."""
 
     kind: type[Any]
@@ -41,7 +41,9 @@ class Merged:
         return {own: whole[name] for own, name in self.names[which].items() if name in whole}
 
 
-def merge(name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]], shared: bool) -> Merged:
+def merge_dataclasses(
+    name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]], shared: bool
+) -> MergedDataclass:
     """One dataclass for two labelled ones; equal names are shared, or get the label in front."""
     kinds = (first[1], second[1])
     clash = {f.name for f in fields(kinds[0])} & {f.name for f in fields(kinds[1])}
@@ -61,5 +63,5 @@ def merge(name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]]
         merged.split(whole)
 
     made_kind = make_dataclass(name, list(made.values()), frozen=True, namespace={"__post_init__": check})
-    merged = Merged(made_kind, kinds, names)
+    merged = MergedDataclass(made_kind, kinds, names)
     return merged

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Watcher = Callable[[int, int], None]  # done, of how many
-_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+ProgressListener = Callable[[int, int], None]  # done, of how many
+_watcher: ContextVar[ProgressListener | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
+def progress_listener(watcher: ProgressListener) -> Iterator[None]:
     """Within the block `watcher` is told."""
     token = _watcher.set(watcher)
     try:
@@ -23,7 +23,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def tell(done: int, total: int) -> None:
+def report_progress(done: int, total: int) -> None:
     """So much of a piece of work is done; starting again from a smaller number means another piece."""
     watcher = _watcher.get()
     if watcher is not None:

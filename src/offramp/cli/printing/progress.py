@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from offramp.cli.printing.console import err, print_note
-from offramp.utils.progress import watched
+from offramp.utils.progress import progress_listener
 
 if TYPE_CHECKING:
     from offramp.calibration.length_search import SearchPlan, SearchProgress
@@ -61,7 +61,7 @@ def row_bar(title: str, quiet: bool = False) -> Iterator[None]:
     """Show a bar for the work inside the block, if standard error is a terminal and the work takes a while."""
     console = Console(stderr=True)
     bar = RowBar(title, console) if console.is_terminal and not quiet else None
-    with watched(bar.update) if bar else nullcontext():
+    with progress_listener(bar.update) if bar else nullcontext():
         try:
             yield
         finally:

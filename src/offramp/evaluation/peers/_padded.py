@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offramp.evaluation.peers import Batch, Ground, Logits, Padded
-from offramp.inference.run_folder import quiet
+from offramp.inference.run_folder import quiet_transformers
 
 EXAMPLE = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])  # two rows, one of them padded: what converters look at
 INPUTS = ("ids", "mask", "types")
@@ -42,7 +42,7 @@ class Plain(nn.Module):
 def plain(ground: Ground, attention: str | None = None, dtype: torch.dtype = torch.float32) -> Plain:
     """The run folder as plain transformers opens it: with SDPA where the model has it, unless told otherwise."""
     auto = getattr(transformers, ground.auto_class)
-    with quiet():
+    with quiet_transformers():
         model = auto.from_pretrained(
             ground.run, attn_implementation=attention, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
@@ -89,7 +89,7 @@ def hushed() -> Iterator[None]:
     told = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), quiet():
+        with warnings.catch_warnings(), quiet_transformers():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -11,7 +11,7 @@ import torch
 
 from offramp.errors import need
 from offramp.evaluation.peers import Answer, Batch, Ground, Logits, Variant, _padded
-from offramp.utils.files import replacing
+from offramp.utils.files import atomic_replace
 
 VARIANTS = (Variant("onnxruntime", "fp32"), Variant("onnxruntime", "int8"))
 OPSET = 18
@@ -43,7 +43,7 @@ def _exported(ground: Ground) -> Path:
     if not path.is_file():
         axes = {name: {0: "rows", 1: "tokens"} for name in _padded.INPUTS}
         model, given = _padded.plain(ground), _padded.example(_padded.fill(ground))
-        with replacing(path) as fresh, torch.inference_mode(), _padded.hushed():
+        with atomic_replace(path) as fresh, torch.inference_mode(), _padded.hushed():
             torch.onnx.export(
                 model,
                 given,
@@ -62,7 +62,7 @@ def _quantised(ground: Ground) -> Path:
 
     path = Path(ground.work) / "model.int8.onnx"
     if not path.is_file():
-        with replacing(path) as fresh, _padded.hushed():
+        with atomic_replace(path) as fresh, _padded.hushed():
             quantize_dynamic(
                 str(_exported(ground)),
                 str(fresh),

@@ -26,7 +26,7 @@ from offramp.errors import OfframpError
 from offramp.nn.network import Network
 from offramp.nn.words import words_of
 from offramp.training.forward import ForwardHooks, forward_all_layers
-from offramp.utils.hf_logging import quiet
+from offramp.utils.hf_logging import quiet_transformers
 
 AUTO = "AutoModelForMaskedLM"
 SHARE = 0.15  # of the words are hidden in training
@@ -121,7 +121,7 @@ def _read(source: str) -> tuple[Any, bool, int]:
     """A masked model, whether its head had to be made, and its mask token."""
     safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
     try:
-        with quiet():
+        with quiet_transformers():
             auto, words = transformers.AutoModelForMaskedLM, transformers.AutoTokenizer
             model, report = auto.from_pretrained(source, output_loading_info=True, **safe)
             mask = words.from_pretrained(source, trust_remote_code=False).mask_token_id
