@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import statistics
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def test_every_backbone_and_task_is_named() -> None:
     named = set(re.findall(r"`([\w-]+)`", section(README, "Methods")))
     types = {kind for name in backbones.names() for kind in import_module(f"offramp.backbones.{name}").MODEL_TYPES}
     assert types | set(tasks.names()) <= named
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CONTRIBUTING.md"])
+def test_methods_and_options_named_in_commands_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    options = {field.name for method in methods.names() for field in fields(methods.get(method).options)}
+    assert set(re.findall(r"--set\s+(\w+)=", text)) <= options
+    assert {part for pair in re.findall(r"--method ([\w+]+)", text) for part in pair.split("+")} <= set(methods.names())
 
 
 def test_commands_of_the_readme_exist() -> None:
