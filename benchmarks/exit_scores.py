@@ -14,7 +14,7 @@ from typing import Any
 from offramp import __version__
 from offramp.calibration.replay import record_exits
 from offramp.data.readers import read_rows
-from offramp.evaluation.result_cells import hardware, model_name, place
+from offramp.evaluation.result_cells import data_and_split, hardware, model_name
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.nn.batches import Data
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = {Path(run).name: scores(run, options.data) for run in options.runs}
     for name, one in made.items():
         print(f"{name:24}", *(f"{layer}:{100 * value:5.1f}" for layer, value in one["exits"].items()))
-    data, split = place(options.data)
+    data, split = data_and_split(options.data)
     about = {"what": "score of each exit when all rows leave there", "data": data, "split": split}
     about |= {"hardware": hardware(), "version": __version__, "date": datetime.date.today().isoformat()}
     if options.json:

@@ -32,11 +32,11 @@ from offramp.cli._options import key_values
 from offramp.commands.predict import predict_stream
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.bench_file import versions
-from offramp.evaluation.contenders import buy, known, predictor
-from offramp.evaluation.peers import Ground, Variant
-from offramp.evaluation.result_cells import hardware, model_name, place
-from offramp.evaluation.subprocesses import fresh
+from offramp.evaluation.bench_file import package_versions
+from offramp.evaluation.contenders import check_names, load_predictor, settings_for_budget
+from offramp.evaluation.peers import BenchModel, EngineVariant
+from offramp.evaluation.result_cells import data_and_split, hardware, model_name
+from offramp.evaluation.subprocesses import run_fresh
 from offramp.inference.predictor import Predictor
 from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json, write_text
@@ -50,8 +50,8 @@ Row = Mapping[str, Any]
 class GrowthSetup:
     """What is measured, and how often."""
 
-    ground: Ground
-    variant: Variant
+    ground: BenchModel
+    variant: EngineVariant
     budget: str = "1.0"
     batch_size: int = 32
     rounds: int = 3
@@ -66,7 +66,7 @@ def measure_growth(setup: GrowthSetup, rows: Sequence[Row], sizes: Sequence[int]
         files = {size: _write_rows(Path(folder) / f"{size}.jsonl", rows, size) for size in sizes}
         for _, size in itertools.product(range(setup.rounds), sizes):
             given = (setup, [files[size]] * 2, str(Path(folder) / "out"))
-            (opening, seconds), peak = fresh(predict_files, *given, library=setup.variant.engine)
+            (opening, seconds), peak = run_fresh(predict_files, *given, library=setup.variant.engine)
             first[size].append(opening)
             again[size].append(seconds)
             peaks[size] += [] if peak is None else [peak]
@@ -111,8 +111,8 @@ def _write_rows(path: Path, rows: Sequence[Row], size: int) -> str:
 def predict_files(setup: GrowthSetup, sources: Sequence[str], output: str) -> list[float]:
     """Predict one file after the other in a fresh process; return the seconds of each, without the start."""
     torch.set_num_threads(setup.ground.threads)
-    model = predictor(setup.ground, setup.variant)
-    settings, taken = buy(model, setup.budget), []
+    model = load_predictor(setup.ground, setup.variant)
+    settings, taken = settings_for_budget(model, setup.budget), []
     for source in sources:
         started = time.perf_counter()
         predict_stream(model, source, output, settings, setup.batch_size, {})
@@ -123,7 +123,8 @@ def predict_files(setup: GrowthSetup, sources: Sequence[str], output: str) -> li
 def measure_startup(setup: GrowthSetup, rows: Sequence[Row]) -> dict[str, Any]:
     """Return seconds from load to first prediction in fresh processes; the first may have to compile."""
     times = [
-        fresh(first_prediction, setup, rows[0], library=setup.variant.engine).result for _ in range(setup.rounds + 1)
+        run_fresh(first_prediction, setup, rows[0], library=setup.variant.engine).result
+        for _ in range(setup.rounds + 1)
     ]
     helps = [_seconds([sys.executable, "-m", "offramp.cli", "--help"]) for _ in range(setup.rounds)]
     return {
@@ -139,9 +140,9 @@ def first_prediction(setup: GrowthSetup, row: Row) -> float:
     """Load the model and predict one row in a fresh process; return the seconds."""
     torch.set_num_threads(setup.ground.threads)
     started = time.perf_counter()
-    model = predictor(setup.ground, setup.variant)
+    model = load_predictor(setup.ground, setup.variant)
     encoded = model.prepare([row])
-    model.finish([row], encoded, model.run(encoded, buy(model, setup.budget), 1))
+    model.finish([row], encoded, model.run(encoded, settings_for_budget(model, setup.budget), 1))
     return time.perf_counter() - started
 
 
@@ -157,14 +158,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if not rows:
         raise OfframpError("rows to measure on", f"none in {options.data}", "give a file with rows")
     names = [name.strip() for name in options.engines.split(",")]
-    known(names, [engines.AUTO, *engines.names()], "engines of ours")
+    check_names(names, [engines.AUTO, *engines.names()], "engines of ours")
     threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     model, found = Predictor.load(options.run, "torch"), []
     model.task.check_inputs(rows, options.data)
-    ground = Ground(options.run, model.task.auto_class, "", threads)
+    ground = BenchModel(options.run, model.task.auto_class, "", threads)
     for engine in dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in names):
-        variant = Variant(engine, options.precision)
+        variant = EngineVariant(engine, options.precision)
         setup = GrowthSetup(ground, variant, options.budget, options.batch_size, options.rounds)
         numbers = (
             measure_startup(setup, rows) if options.part == "startup" else measure_growth(setup, rows, options.sizes)
@@ -172,7 +173,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         found.append({"engine": engine, "precision": options.precision, **numbers})
     return {
         "hardware": hardware(),
-        "data": "/".join(place(options.data)),
+        "data": "/".join(data_and_split(options.data)),
         "model": model_name(model.model.base_model),
         "method": model.model.method.name,
         "measured": found,
@@ -181,7 +182,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "threads": threads,
         "command": command_line(PROGRAM),
         "version": __version__,
-        "versions": versions(),
+        "versions": package_versions(),
         "date": datetime.date.today().isoformat(),
     }
 

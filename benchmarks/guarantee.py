@@ -31,7 +31,7 @@ from offramp.cli.printing.progress import row_bar
 from offramp.commands.calibrate import disagreement_evaluator, prove_risk
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.result_cells import Origin, hardware, labelled, model_name, place
+from offramp.evaluation.result_cells import Origin, data_and_split, hardware, labelled_data, model_name
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import load_run, read_recipe
 from offramp.utils.command_line import command_line
@@ -62,7 +62,7 @@ def repeat_proofs(
         fix = "draw fewer rows than there are, and leave some to test on"
         raise OfframpError(f"{trials.rows} rows for each proof", f"{len(rows)} rows", fix)
     risks.check_provable(trials.risk, trials.confidence, trials.rows - trials.rows // 2)
-    data, started = labelled(predictor, rows, origin), time.perf_counter()
+    data, started = labelled_data(predictor, rows, origin), time.perf_counter()
     subject = CalibrationContext(predictor.network, method, data)
     policy = method.policy(predictor.network, method.settings())
     recording = record_exits(predictor.network, data, engine=predictor.engine, policy=policy)
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trials = Trials(options.risk, options.confidence, options.rows, options.trials)
     try:
         rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
-        origin = Origin(*place(options.data), command_line(PROGRAM), read_recipe(options.run))
+        origin = Origin(*data_and_split(options.data), command_line(PROGRAM), read_recipe(options.run))
         with row_bar("proving"):
             found = repeat_proofs(Predictor(load_run(options.run)), rows, trials, origin)
     except OfframpError as error:

@@ -32,7 +32,7 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.result_cells import hardware, model_name, place
+from offramp.evaluation.result_cells import data_and_split, hardware, model_name
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
@@ -182,7 +182,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = {"model": model_name(model.model.base_model), "method": model.model.method.name}
     return {
         "what": "overhead",
-        "data": "/".join(place(options.data)),
+        "data": "/".join(data_and_split(options.data)),
         **about,
         **run_overhead(model, rows, options.rounds),
     }

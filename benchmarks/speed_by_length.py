@@ -24,8 +24,8 @@ from offramp.cli._options import key_values
 from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.evaluation.contenders import dearest, ours
-from offramp.evaluation.result_cells import Origin, hardware, model_name, place
+from offramp.evaluation.contenders import full_settings, predictor_runner
+from offramp.evaluation.result_cells import Origin, data_and_split, hardware, model_name
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
@@ -55,7 +55,7 @@ def time_by_length(
         groups.setdefault(edge, []).append(item)
     if not groups:
         raise OfframpError("rows to time", "none", "give --data with at least one row")
-    both = (dearest(predictor), settings)
+    both = (full_settings(predictor), settings)
     return {
         "method": predictor.model.method.name,
         "model": model_name(predictor.model.base_model),
@@ -79,7 +79,7 @@ def _time_group(
     """Time one group of rows at the full and at the chosen settings, in turn."""
     size, ordered = timing.batch_size, sorted(items, key=lambda item: len(item.ids))
     batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    runners = {"full": ours(predictor, both[0]), "chosen": ours(predictor, both[1])}
+    runners = {"full": predictor_runner(predictor, both[0]), "chosen": predictor_runner(predictor, both[1])}
 
     def work(name: str, batch: Sequence[Encoded]) -> None:
         runners[name](batch)
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         predictor = Predictor.load(options.run, options.engine, options.precision, options.threads)
         settings = predictor.settings(options.budget, key_values(options.set, "--set"), options.max_loss)
         rows = read_rows(options.data, columns=key_values(options.column, "--column"), limit=options.limit)
-        origin = Origin(*place(options.data), command_line(PROGRAM), read_recipe(options.run))
+        origin = Origin(*data_and_split(options.data), command_line(PROGRAM), read_recipe(options.run))
         timing = LengthTiming(options.batch_size, options.rows, options.rounds)
         found = time_by_length(predictor, rows, settings, origin, timing)
     except OfframpError as error:

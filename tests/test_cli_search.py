@@ -12,7 +12,7 @@ from rich.console import Console
 from offramp.calibration.length_search import SearchPlan
 from offramp.cli.printing import progress
 from offramp.cli.printing.progress import draw_front
-from offramp.evaluation.budgets import spots
+from offramp.evaluation.budgets import measure_curve
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
@@ -37,7 +37,7 @@ def test_search_finds_points_and_budgets_use_them(
     assert "configurations on the other rows" in said.err
     points = json.loads((run / "points.json").read_text())
     assert points["data"]["rows"] == 12 and points["data"]["name"].endswith("new.jsonl")
-    curve = spots(Predictor.load(run), runs.rows("classification", 20, 3))
+    curve = measure_curve(Predictor.load(run), runs.rows("classification", 20, 3))
     assert len(curve) == len(points["points"]) and curve[-1].share == pytest.approx(1.0)
     assert curve[0].share < 0.9  # run for real: a replay of full length would say 1
     again = call("search", run, *words, "--resume")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.study.test_collect import folder as _folder  # the same made-up results
+from tests.evaluation.test_collect import folder as _folder  # the same made-up results
 
 from offramp.commands.report import report
-from offramp.evaluation.explanations import Explanation, Step, Story
+from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerStep
 from offramp.evaluation.pages import explanation_page
 
 folder = _folder
@@ -54,13 +54,13 @@ def fits(page: Page) -> bool:
 def story(tmp_path: Path) -> Path:
     tokens = ["[CLS]", "a", "rather", "long", "and", "winding", "sentence", "about", "films", "[SEP]"]
 
-    def step(layer: int, gone: int) -> Step:
+    def step(layer: int, gone: int) -> LayerStep:
         states = ["live"] * (len(tokens) - gone) + ["gone"] * gone
         said = {"label": "positive", "scores": {"positive": 0.5 + layer / 10, "negative": 0.5 - layer / 10}}
-        return Step(layer, states, said, f"doubt {0.6 - layer / 10:.2f} ≥ 0.31", True)
+        return LayerStep(layer, states, said, f"doubt {0.6 - layer / 10:.2f} ≥ 0.31", True)
 
     stories = [
-        Story({}, [step(i, 2 * i) for i in range(last + 1)], {"label": f"after {last}"}, float(last), last / 4)
+        ExplainedPass({}, [step(i, 2 * i) for i in range(last + 1)], {"label": f"after {last}"}, float(last), last / 4)
         for last in range(5)
     ]
     about = ("run", "branchynet", "classification", 4, {"text": "…"})

@@ -46,7 +46,7 @@ from offramp.core.policy import Policy
 from offramp.data.readers import fingerprint, read_rows, require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
-from offramp.evaluation.demo_data import carried_model
+from offramp.evaluation.demo_data import bundled_model
 from offramp.evaluation.result_cells import hardware, model_name
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_policy
@@ -488,7 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         study = RationaleStudy(
             data=options.data,
             out=options.out,
-            model=carried_model() if options.model == "minilm" else options.model,
+            model=bundled_model() if options.model == "minilm" else options.model,
             max_length=options.max_length,
             limit=options.limit,
             scale=options.scale,

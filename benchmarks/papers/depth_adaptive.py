@@ -38,7 +38,7 @@ from offramp.decoding.teacher_forcing import encode_source, teacher_force
 from offramp.decoding.training import score_exits
 from offramp.decoding.translate import length_limit
 from offramp.errors import OfframpError
-from offramp.evaluation.result_cells import hardware, place
+from offramp.evaluation.result_cells import data_and_split, hardware
 from offramp.evaluation.timing import interleaved
 from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
@@ -272,7 +272,7 @@ def measure_runs(options: argparse.Namespace, work: Callable[[Predictor, Data], 
         predictor = Predictor.load(run)
         results[Path(run).name] = work(predictor, prepare_data(predictor, rows, options.data))
         print(f"{Path(run).name}: {json.dumps(results[Path(run).name])[:400]}", flush=True)
-    data, split = place(options.data)
+    data, split = data_and_split(options.data)
     trained = {Path(run).name: _trained(run) for run in options.runs}
     about = {"data": data, "split": split, "rows": len(rows), "hardware": hardware(), "version": __version__}
     return {**about, "date": datetime.date.today().isoformat(), "trained": trained, "runs": results}

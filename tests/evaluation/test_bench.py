@@ -15,18 +15,18 @@ from offramp.cli.printing.bench_tables import bench_cells, bench_table, print_be
 from offramp.errors import OfframpError
 from offramp.evaluation import bench as benches
 from offramp.evaluation import bench_file as benchfile
-from offramp.evaluation.bench import Measured, Plan, Where, run_bench
+from offramp.evaluation.bench import BenchMeasurement, BenchOutput, BenchPlan, run_bench
 from offramp.evaluation.bench_figure import draw_bench
-from offramp.evaluation.contenders import Contender, Field, Said, buy
-from offramp.evaluation.course import Course, course
-from offramp.evaluation.peers import Ground
+from offramp.evaluation.contenders import Contender, ContenderOutput, Contenders, settings_for_budget
+from offramp.evaluation.course import BenchData, prepare_bench_data
+from offramp.evaluation.peers import BenchModel
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
 
 FIELDS = {"engine", "precision", "batch_size", "budget", "rows_per_second", "p50_ms", "p95_ms", "peak_mb", "metrics",
           "mac_share", "realised_over_promised"}  # fmt: skip
-SMALL = Plan((1, 4), ("1.0", "0.5"), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
+SMALL = BenchPlan((1, 4), ("1.0", "0.5"), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
 LABELS = [("1.0", "loose"), ("0.5", "tight"), ("default", "tight")]
 
 
@@ -40,8 +40,8 @@ class Silent:
         pass
 
 
-def made(run: Path, folder: Path, plan: Plan = SMALL, kind: str = "classification") -> dict[str, Any]:
-    where = Where(folder / "bench.json", str(folder), "offramp bench")
+def made(run: Path, folder: Path, plan: BenchPlan = SMALL, kind: str = "classification") -> dict[str, Any]:
+    where = BenchOutput(folder / "bench.json", str(folder), "offramp bench")
     return run_bench(str(run), runs.rows(kind, 12, 3), "tiny/test.jsonl", plan, where, Silent())
 
 
@@ -70,7 +70,7 @@ def test_everybody_answers_the_same_question(trained: Path, tmp_path: Path) -> N
 
 def test_our_engines_and_their_precisions(trained: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(trained, tmp_path / "own"))  # the engine keeps compiled pieces in the run
-    plan = Plan((4,), ("1.0",), ("openvino",), ("torch",), ("fp32", "bf16"), ("given",), rounds=1, memory=False)
+    plan = BenchPlan((4,), ("1.0",), ("openvino",), ("torch",), ("fp32", "bf16"), ("given",), rounds=1, memory=False)
     found = made(own, tmp_path, plan)
     assert [(e["engine"], e["precision"]) for e in found["rows"]] == [
         ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32")]  # fmt: skip
@@ -83,15 +83,15 @@ def test_our_engines_and_their_precisions(trained: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["tagging", "question_answering", "masked_lm", "regression"])
 def test_every_task(every_task: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    plan = Plan((5,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
+    plan = BenchPlan((5,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), rounds=1, memory=False)
     found = made(every_task[kind], tmp_path, plan, kind)
     assert found["failed"] == [] and len(found["rows"]) == 6
     first, *others = [entry["metrics"][found["metric"]] for entry in found["rows"]]
     assert others == pytest.approx([first] * 5, abs=1e-3)
 
 
-def measured(share: float | None, *seconds: list[float]) -> Measured:
-    return Measured(np.array(seconds), {"accuracy": 0.9}, share, 12.34)
+def measured(share: float | None, *seconds: list[float]) -> BenchMeasurement:
+    return BenchMeasurement(np.array(seconds), {"accuracy": 0.9}, share, 12.34)
 
 
 def test_savings_of_a_plan_are_held_against_every_layer(base: str, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_realised_over_promised() -> None:
         ours["tight"]: measured(0.25, [1.0, 1.0, 1.0], [9.0, 2.0, 1.5]),
         peer: measured(None, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]),
     }
-    full, tight, same, other = benchfile.entries(found, LABELS, 6, (1, "given"))
+    full, tight, same, other = benchfile.bench_entries(found, LABELS, 6, (1, "given"))
     assert (full["rows_per_second"], full["realised_over_promised"], full["speed_up"]) == (0.667, 1.0, 1.0)
     assert (tight["speed_up"], tight["realised_over_promised"]) == (3.0, 0.75)
     assert tight["realised_over_promised_best"] == pytest.approx(9 / 2.5 * 0.25)
@@ -121,15 +121,15 @@ def test_realised_over_promised() -> None:
     assert tight["over_fastest_peer"] == 2.0 and full["over_fastest_peer"] == pytest.approx(2 / 3, abs=1e-3)
 
 
-def said(run: Path, answers: dict[Contender, tuple[list[float], list[int]]]) -> tuple[Field, Course]:
+def said(run: Path, answers: dict[Contender, tuple[list[float], list[int]]]) -> tuple[Contenders, BenchData]:
     """A field of puppets: each says of every row how sure it is of the second label, and where the row left."""
     rows = [{"text": "a film", "label": "good"}] * 4
-    lane = course(Predictor.load(run, "torch"), rows, "rows")
-    field = Field(Ground(str(run), "", "", 1), LABELS)
+    lane = prepare_bench_data(Predictor.load(run, "torch"), rows, "rows")
+    field = Contenders(BenchModel(str(run), "", "", 1), LABELS)
     for who, (sure, left) in answers.items():
         logits = [np.array([0.0, one]) for one in sure]
         spent = (None, None) if who.peer else (np.ones(4), np.array(left, dtype=np.float64))
-        field.opened[who] = lambda batch, given=(logits, *spent): Said(*given)
+        field.opened[who] = lambda batch, given=(logits, *spent): ContenderOutput(*given)
     return field, lane
 
 
@@ -142,11 +142,11 @@ def test_how_often_less_precision_departs_from_fp32(trained: Path) -> None:
         Contender("hf-sdpa", "fp32", "hf"): (sure, []),
         Contender("hf-sdpa", "bf16", "hf"): ([1.0, 2.0, 1.0, 3.0], []),
     }
-    plan = Plan((4,), orders=("given",), rounds=1, memory=False)
-    found = benches.measure(*said(trained, who), (4, "given"), plan, Silent())
+    plan = BenchPlan((4,), orders=("given",), rounds=1, memory=False)
+    found = benches.measure_group(*said(trained, who), (4, "given"), plan, Silent())
     told = [one.disagrees for one in found.values()]
     assert told == [{"answers": 0.25, "exits": 0.5}, None, None, None, {"answers": 0.5, "exits": None}]
-    entries = benchfile.entries(found, LABELS[:2], 4, (4, "given"))
+    entries = benchfile.bench_entries(found, LABELS[:2], 4, (4, "given"))
     assert [entry["disagrees_with_fp32"] for entry in entries] == told
     wide, usual = (bench_table(part, "accuracy", "") for part in (entries, entries[1:4]))
     assert len(wide.columns) == len(usual.columns) + 2  # told only where somebody has it
@@ -154,7 +154,7 @@ def test_how_often_less_precision_departs_from_fp32(trained: Path) -> None:
 
 
 def test_a_row_in_windows_left_elsewhere_if_any_window_did(every_task: dict[str, Path]) -> None:
-    lane = course(
+    lane = prepare_bench_data(
         Predictor.load(every_task["question_answering"], "torch"), runs.rows("question_answering", 4, 3), "rows"
     )
     twice = replace(lane, data=Data(lane.data.rows, [row for row in lane.data.encoded for _ in range(2)]))
@@ -177,7 +177,7 @@ def test_who_cannot_start_is_told_and_the_rest_goes_on(
 
     monkeypatch.setattr("offramp.evaluation.peers.openvino.load", broken)
     static = ("onnxruntime", "openvino")
-    plan = Plan((4,), ("1.0",), ("torch",), static, ("fp32",), rounds=1, memory=False)
+    plan = BenchPlan((4,), ("1.0",), ("torch",), static, ("fp32",), rounds=1, memory=False)
     found = made(trained, tmp_path, plan)
     assert {entry["engine"] for entry in found["rows"]} == {"torch"}
     assert [(one["engine"], one["precision"]) for one in found["failed"]] == [
@@ -192,8 +192,8 @@ def test_a_file_cut_short_is_gone_on_with(trained: Path, tmp_path: Path, monkeyp
     cut["rows"][0] = {**cut["rows"][0], "rows_per_second": 12.5}
     (tmp_path / "bench.json").write_text(json.dumps(cut))
     groups = list[tuple[int, str]]()
-    real = benches.measure
-    monkeypatch.setattr(benches, "measure", lambda *a: groups.append(a[2]) or real(*a))
+    real = benches.measure_group
+    monkeypatch.setattr(benches, "measure_group", lambda *a: groups.append(a[2]) or real(*a))
     again = made(trained, tmp_path)
     assert groups == [(4, "given"), (4, "sorted")] and again["rows"][0]["rows_per_second"] == 12.5
     assert len(again["rows"]) == len(whole["rows"]) and again["unfinished"] == []
@@ -202,13 +202,13 @@ def test_a_file_cut_short_is_gone_on_with(trained: Path, tmp_path: Path, monkeyp
 
 
 def test_memory_is_measured_in_fresh_processes(trained: Path, tmp_path: Path) -> None:
-    plan = Plan((4,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), orders=("given",), rounds=1)
+    plan = BenchPlan((4,), ("1.0",), ("torch",), against=("hf",), precisions=("fp32",), orders=("given",), rounds=1)
     for entry in made(trained, tmp_path, plan)["rows"]:
         assert 0 < entry["peak_mb"] < 4000
 
 
 def test_the_course(trained: Path) -> None:
-    lane = course(Predictor.load(trained, "torch"), runs.rows("classification", 10, 3), "rows")
+    lane = prepare_bench_data(Predictor.load(trained, "torch"), runs.rows("classification", 10, 3), "rows")
     lengths = [len(row.ids) for row in lane.data.encoded]
     assert lane.calls(4, "given") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     ordered = [lengths[i] for call in lane.calls(4, "sorted") for i in call]
@@ -220,17 +220,20 @@ def test_the_course(trained: Path) -> None:
 
 def test_budgets_as_they_are_written(trained: Path) -> None:
     model = Predictor.load(trained, "torch")
-    assert buy(model, "0.5") == model.settings(0.5) and buy(model, "default") == model.settings()
-    assert buy(model, "max-loss=0.02") == model.settings(max_loss=0.02)
+    assert (
+        settings_for_budget(model, "0.5") == model.settings(0.5)
+        and settings_for_budget(model, "default") == model.settings()
+    )
+    assert settings_for_budget(model, "max-loss=0.02") == model.settings(max_loss=0.02)
     for wrong in ("half", "max-loss=", "7", "risk=0.01", "latency=5"):
         with pytest.raises(OfframpError):
-            buy(model, wrong)
+            settings_for_budget(model, wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"orders": ("random",)}, {"batch_sizes": (0,)}, {"rounds": 0}, {"engines": ()}])
 def test_plans_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(OfframpError):
-        Plan(**wrong)
+        BenchPlan(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"engines": ("hf",)}, {"against": ("tensorflow",)}])

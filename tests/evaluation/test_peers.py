@@ -15,7 +15,7 @@ from offramp import methods, tasks
 from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
 from offramp.evaluation import peers
-from offramp.evaluation.peers import Ground, Variant, _padded
+from offramp.evaluation.peers import BenchModel, EngineVariant, _padded
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet_transformers, save_run
 from tests import runs, tiny, tiny_tokenizers
@@ -35,11 +35,11 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
     return path
 
 
-def both(run: Path, peer: str, variant: Variant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
+def both(run: Path, peer: str, variant: EngineVariant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
     """A ragged batch as our full model answers it, and as a peer does."""
     ours = Predictor(load_run(run), engine="torch")
     rows = ours.prepare(runs.rows(kind, 5, 1))
-    ground = Ground(str(run), ours.task.auto_class, str(run), 1)
+    ground = BenchModel(str(run), ours.task.auto_class, str(run), 1)
     said = peers.get(peer).load(ground, variant)(rows)
     assert len({len(row.ids) for row in rows}) > 1
     return ours.run(rows, ours.settings(1.0)).logits, said
@@ -55,30 +55,30 @@ def test_hugging_face_is_our_full_model(tmp_path: Path, backbone: str, engine: s
     run = folder(tmp_path, backbone)
     if engine == "hf-sdpa" and backbone in NO_SDPA:
         with pytest.raises(ValueError, match="does not support an attention implementation"):
-            both(run, "hf", Variant(engine, "fp32"))
+            both(run, "hf", EngineVariant(engine, "fp32"))
     else:
-        assert close(both(run, "hf", Variant(engine, "fp32")))
+        assert close(both(run, "hf", EngineVariant(engine, "fp32")))
 
 
 @pytest.mark.parametrize("kind", ["tagging", "question_answering", "regression"])
 def test_every_kind_of_answer(tmp_path: Path, kind: str) -> None:
-    assert close(both(folder(tmp_path, "bert", kind), "hf", Variant("hf-sdpa", "fp32"), kind))
+    assert close(both(folder(tmp_path, "bert", kind), "hf", EngineVariant("hf-sdpa", "fp32"), kind))
 
 
 def test_bfloat16_is_near(tmp_path: Path) -> None:
-    pair = both(folder(tmp_path, "bert"), "hf", Variant("hf-sdpa", "bf16"))
+    pair = both(folder(tmp_path, "bert"), "hf", EngineVariant("hf-sdpa", "bf16"))
     assert not close(pair) and close(pair, 0.5)
 
 
 @pytest.mark.parametrize("backbone", ["bert", "distilbert"])  # with token types, and without
 def test_compiled_graphs_are_our_full_model(tmp_path: Path, backbone: str) -> None:
     run = folder(tmp_path, backbone)
-    assert close(both(run, "onnxruntime", Variant("onnxruntime", "fp32")))
-    assert close(both(run, "openvino", Variant("openvino-graph", "fp32")))
+    assert close(both(run, "onnxruntime", EngineVariant("onnxruntime", "fp32")))
+    assert close(both(run, "openvino", EngineVariant("openvino-graph", "fp32")))
     if backbone == "bert":
-        int8 = both(run, "onnxruntime", Variant("onnxruntime", "int8"))
+        int8 = both(run, "onnxruntime", EngineVariant("onnxruntime", "int8"))
         assert not close(int8) and close(int8, 1.0)
-        assert close(both(run, "openvino", Variant("openvino-graph", "bf16")), 0.5)
+        assert close(both(run, "openvino", EngineVariant("openvino-graph", "bf16")), 0.5)
 
 
 def test_torch_compile_gets_the_same_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_torch_compile_gets_the_same_function(tmp_path: Path, monkeypatch: pytes
         return model
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    assert close(both(folder(tmp_path, "bert"), "hf-compile", Variant("hf-compile", "fp32"))) and asked == [True]
+    assert close(both(folder(tmp_path, "bert"), "hf-compile", EngineVariant("hf-compile", "fp32"))) and asked == [True]
 
 
 @pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
@@ -97,7 +97,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: st
     _runtime.library.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OfframpError, match=rf"'{package}' is not installed"):
-        peers.get(peer).load(Ground("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])
+        peers.get(peer).load(BenchModel("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])
 
 
 def test_nothing_phones_home(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_nothing_phones_home(tmp_path: Path) -> None:
     script = f"""
 import sys
 from offramp.evaluation import peers
-peers.get("openvino").load(peers.Ground({run!r}, "AutoModelForSequenceClassification", {run!r}, 1),
-                           peers.Variant("openvino-graph", "fp32"))
+peers.get("openvino").load(peers.BenchModel({run!r}, "AutoModelForSequenceClassification", {run!r}, 1),
+                           peers.EngineVariant("openvino-graph", "fp32"))
 from openvino.tools.ovc import convert_impl, telemetry_utils
 print(convert_impl.tm.__name__, telemetry_utils.tm.__name__, "openvino_telemetry" in sys.modules)
 """
@@ -124,7 +124,7 @@ def test_the_folder_is_the_list() -> None:
 
 def test_padding_and_the_way_back(tmp_path: Path) -> None:
     rows = Predictor(load_run(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
-    made = _padded.pad(rows, 9)
+    made = _padded.pad_batch(rows, 9)
     assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
-    parts = _padded.unpad(np.arange(16).reshape(2, 4, 2), rows)
+    parts = _padded.unpad_logits(np.arange(16).reshape(2, 4, 2), rows)
     assert [part.shape for part in parts] == [(4, 2), (3, 2)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offramp.errors import OfframpError
-from offramp.evaluation.point_sweep import sweep
+from offramp.evaluation.point_sweep import sweep_points
 from offramp.evaluation.result_cells import Origin, evaluate_setting
 from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
@@ -21,7 +21,7 @@ CLOCK = ("seconds", "chosen", "curve")
 def swept(run: Path, kind: str) -> tuple[Predictor, runs.Rows, Origin, list[dict[str, Any]]]:
     predictor, rows = Predictor.load(run), runs.rows(kind, 20, 3)
     origin = Origin("tiny", "test", "offramp eval", read_recipe(run))
-    return predictor, rows, origin, sweep(predictor, rows, origin, batch_size=6)
+    return predictor, rows, origin, sweep_points(predictor, rows, origin, batch_size=6)
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging", "regression", "masked_lm"])
@@ -53,7 +53,7 @@ def test_proven_risks_have_cells_too(trained: Path) -> None:
     assert predictor.points is not None
     proven = RiskGuarantee(0.1, 0.9, {"threshold": 0.2}, 100, 0.05, 0.6)
     object.__setattr__(predictor.points, "guarantees", (proven,))
-    *_, last = sweep(predictor, rows, Origin("tiny", "test", "", {}))
+    *_, last = sweep_points(predictor, rows, Origin("tiny", "test", "", {}))
     assert last["chosen"]["by"] == "risk" and last["chosen"]["expected"]["confidence"] == 0.9
     assert last["settings"]["threshold"] == 0.2
 
@@ -62,4 +62,4 @@ def test_a_model_without_points_has_no_curve(trained: Path) -> None:
     predictor = Predictor.load(trained)
     predictor.points = None
     with pytest.raises(OfframpError, match="calibrate"):
-        sweep(predictor, runs.rows("classification", 3), Origin("tiny", "test", "", {}))
+        sweep_points(predictor, runs.rows("classification", 3), Origin("tiny", "test", "", {}))

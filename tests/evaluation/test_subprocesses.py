@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from offramp.errors import OfframpError
-from offramp.evaluation.subprocesses import fresh
+from offramp.evaluation.subprocesses import run_fresh
 
 
 def fill(megabytes: int) -> int:
@@ -30,13 +30,13 @@ def imported() -> list[str]:
 
 
 def test_openvino_is_brought_without_what_phones_home() -> None:
-    assert fresh(imported, library="openvino").result == ["openvino"]
-    assert fresh(imported, library="no-such-library").result == fresh(imported).result == []
+    assert run_fresh(imported, library="openvino").result == ["openvino"]
+    assert run_fresh(imported, library="no-such-library").result == run_fresh(imported).result == []
 
 
 def test_memory_is_that_of_the_work_alone() -> None:
     ballast = b"x" * 200_000_000  # in this process: nobody's business
-    little, much = fresh(fill, 1), fresh(fill, 100)
+    little, much = run_fresh(fill, 1), run_fresh(fill, 100)
     assert (little.result, much.result) == (1_000_000, 100_000_000) and len(ballast) > 0
     assert little.peak_mb is not None and much.peak_mb is not None
     assert 90 < much.peak_mb - little.peak_mb < 110
@@ -44,8 +44,8 @@ def test_memory_is_that_of_the_work_alone() -> None:
 
 def test_errors_come_back() -> None:
     with pytest.raises(OfframpError, match="asked: a"):
-        fresh(fail, "ours")
+        run_fresh(fail, "ours")
     with pytest.raises(RuntimeError, match="ValueError: no good"):
-        fresh(fail, "foreign")
+        run_fresh(fail, "foreign")
     with pytest.raises(OfframpError, match="ended with 3"):
-        fresh(die)
+        run_fresh(die)

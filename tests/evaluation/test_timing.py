@@ -49,16 +49,16 @@ class Watch:
 def test_turns_note_every_call_of_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, ticked = Watch(), list[int]()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: watch.now)
-    taken = timing.turns(watch.work, ["slow", "fast"], [1, 2, 3], 2, lambda: ticked.append(1))
+    taken = timing.time_in_turns(watch.work, ["slow", "fast"], [1, 2, 3], 2, lambda: ticked.append(1))
     assert taken["slow"].shape == (3, 2) and taken["slow"][:, 0].tolist() == pytest.approx([4.01, 4.02, 4.03])
     assert taken["fast"][:, 1].tolist() == pytest.approx([1.01, 1.02, 1.03])
-    assert len(ticked) == timing.ticks(2, 3, 2) == 4
+    assert len(ticked) == timing.turn_count(2, 3, 2) == 4
 
 
 def test_turns_alternate_and_begin_off_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TURN", 2)
     watch = Watch()
-    timing.turns(watch.work, ["slow", "fast"], [1, 2, 3], 2)
+    timing.time_in_turns(watch.work, ["slow", "fast"], [1, 2, 3], 2)
     first, second = "s1 s1 s2 f1 f1 f2 f3 f3 s3 s3", "f1 f1 f2 s1 s1 s2 s3 s3 f3 f3"  # a call to warm up, then the turn
     assert " ".join(f"{name[0]}{call}" for name, call in watch.made) == f"{first} {second}"
-    assert timing.ticks(2, 3, 2) == 8
+    assert timing.turn_count(2, 3, 2) == 8

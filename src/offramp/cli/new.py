@@ -26,7 +26,7 @@ def command(
 
     from offramp.data.readers import read_rows
     from offramp.data.tokenizer_training import train_wordpiece_tokenizer
-    from offramp.evaluation.demo_data import carried_model
+    from offramp.evaluation.demo_data import bundled_model
     from offramp.inference.new_model import create_model
     from offramp.inference.run_folder import load_tokenizer
     from offramp.tasks import get
@@ -39,7 +39,7 @@ def command(
         get("masked_lm").from_rows(rows, text)
         words = train_wordpiece_tokenizer((row["text"] for row in rows), vocabulary)
     else:
-        words = load_tokenizer(carried_model() if tokenizer == "minilm" else str(tokenizer))
+        words = load_tokenizer(bundled_model() if tokenizer == "minilm" else str(tokenizer))
     model = create_model(family, Path(out), words, key_values(set_, "--set"), seed)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     typer.echo(f"{family} of {size:.1f} million parameters, {len(words)} pieces, written to {out}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from offramp.data.readers import read_rows
-from offramp.evaluation.bench import Plan, Watcher, Where, run_bench
+from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, run_bench
 from offramp.evaluation.bench_figure import draw_bench
 from offramp.utils.command_line import python_call
 
@@ -42,7 +42,7 @@ def bench(
     columns: Mapping[str, str] | None = None,
     json: str | Path | None = None,
     png: str | Path | None = None,
-    watcher: Watcher | None = None,
+    watcher: BenchWatcher | None = None,
     command: str | None = None,
 ) -> dict[str, Any]:
     """Measure rows a second, latency, memory and score of a run at several budgets and of other runtimes.
@@ -64,7 +64,7 @@ def bench(
 
     Returns the content of the bench file; its `rows` are empty where no runtime could be measured.
     """
-    plan = Plan(
+    plan = BenchPlan(
         tuple(batch_sizes),
         tuple(budgets),
         tuple(engines),
@@ -77,7 +77,7 @@ def bench(
     )
     given = read_rows(str(data), columns=columns or {}, limit=rows)
     with tempfile.TemporaryDirectory() as work:
-        where = Where(Path(json) if json else None, work, command or python_call("bench", run, data=data))
+        where = BenchOutput(Path(json) if json else None, work, command or python_call("bench", run, data=data))
         file = run_bench(str(run), given, str(data), plan, where, watcher or SilentWatcher())
     if png and file["rows"]:
         draw_bench(file, Path(png))

@@ -13,11 +13,11 @@ from offramp.commands.train import TrainRequest, model_source, run_training
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
-from offramp.evaluation.clocking import clock
-from offramp.evaluation.plan import TFIDF, Cell, Plan, chosen_methods, seconds, sets_of
-from offramp.evaluation.point_sweep import sweep
-from offramp.evaluation.result_cells import Origin, place
-from offramp.evaluation.rules import measured, settle
+from offramp.evaluation.clocking import time_runs
+from offramp.evaluation.plan import TFIDF, ComparisonCell, ComparisonPlan, find_data_sets, parse_duration, parse_methods
+from offramp.evaluation.point_sweep import sweep_points
+from offramp.evaluation.result_cells import Origin, data_and_split
+from offramp.evaluation.rules import collected_cells, write_rules
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.training.schedule import Schedule
@@ -32,7 +32,7 @@ Listener = Callable[["ComparisonProgress"], None]
 class ComparisonProgress:
     """How far a comparison has come."""
 
-    cells: list[Cell]
+    cells: list[ComparisonCell]
     done: list[str] = field(default_factory=list)  # run now or before
     collected: dict[str, str] = field(default_factory=dict)  # cell → the file that already holds it
     broken: dict[str, str] = field(default_factory=dict)  # cell → what went wrong
@@ -105,15 +105,15 @@ def compare(
         listener: is called before every cell and at the end.
         note: is called with a line for every run that is timed.
     """
-    limit = seconds(time_limit) if time_limit else None
+    limit = parse_duration(time_limit) if time_limit else None
     _check_free(out, resume)
     named = [model_source(name) for name in models.split(",")]
     training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
-    plan = Plan(sets_of(data, rows), named, chosen_methods(methods), range(42, 42 + seeds), training)
+    plan = ComparisonPlan(find_data_sets(data, rows), named, parse_methods(methods), range(42, 42 + seeds), training)
     command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
     progress = run_plan(plan, Place(Path(out), collect, limit, command), listener)
     if bench:
-        progress.broken.update(clock(progress.cells, Path(out), bench, command, note))
+        progress.broken.update(time_runs(progress.cells, Path(out), bench, command, note))
     written = None
     if progress.done or progress.collected:
         written = report(Path(out) / "cells", out=out).written[0]
@@ -127,11 +127,11 @@ def _check_free(out: str, resume: bool) -> None:
         raise OfframpError(f"to compare into {out}", "finished cells there", fix)
 
 
-def run_plan(plan: Plan, where: Place, listener: Listener = lambda _: None) -> ComparisonProgress:
+def run_plan(plan: ComparisonPlan, where: Place, listener: Listener = lambda _: None) -> ComparisonProgress:
     """Run the missing cells of a plan. A broken cell is remembered and the rest goes on; Ctrl-C keeps finished ones."""
     started, progress = time.monotonic(), ComparisonProgress(plan.cells())
-    settle(plan, where.out)
-    known = measured(where.collect, plan)
+    write_rules(plan, where.out)
+    known = collected_cells(where.collect, plan)
     for cell in progress.cells:
         kept = where.out / "cells" / f"{cell.name}.json"
         if kept.is_file():
@@ -159,7 +159,7 @@ def _too_late(progress: ComparisonProgress, started: float, limit: float | None)
     return limit is not None and time.monotonic() - started + mean > limit
 
 
-def _attempt(cell: Cell, plan: Plan, where: Place, progress: ComparisonProgress) -> None:
+def _attempt(cell: ComparisonCell, plan: ComparisonPlan, where: Place, progress: ComparisonProgress) -> None:
     began = time.monotonic()
     try:
         cells = run_cell(cell, plan, where)
@@ -171,21 +171,21 @@ def _attempt(cell: Cell, plan: Plan, where: Place, progress: ComparisonProgress)
     progress.spent.append(time.monotonic() - began)
 
 
-def run_cell(cell: Cell, plan: Plan, where: Place) -> Any:
+def run_cell(cell: ComparisonCell, plan: ComparisonPlan, where: Place) -> Any:
     """Return the result cells of one method on one data set."""
     if cell.method == TFIDF:
         files, limit = (cell.data.train, cell.data.report), cell.data.rows
         return tfidf(read_rows(cell.data.train, limit=limit), read_rows(cell.data.report), files, where.command)
     run = trained(cell, plan, where.out)
     predictor, rows = Predictor.load(run, "torch"), read_rows(cell.data.report)
-    return sweep(predictor, rows, Origin(*place(cell.data.report), where.command, read_recipe(run)))
+    return sweep_points(predictor, rows, Origin(*data_and_split(cell.data.report), where.command, read_recipe(run)))
 
 
-def trained(cell: Cell, plan: Plan, out: Path) -> str:
+def trained(cell: ComparisonCell, plan: ComparisonPlan, out: Path) -> str:
     """Return the run folder of a cell, trained first if need be; all methods start from the plain fine-tuned model."""
     run = out / "runs" / cell.name
     if not is_run(run):
-        plain = Cell(cell.data, cell.model, "full", {}, cell.seed)
+        plain = ComparisonCell(cell.data, cell.model, "full", {}, cell.seed)
         init = None if cell.method == "full" else trained(plain, plan, out)
         data = cell.data
         request = TrainRequest(

@@ -17,8 +17,8 @@ from typing import Any
 
 from offramp.commands.train import Report, TrainRequest, model_source, run_training
 from offramp.errors import OfframpError
-from offramp.evaluation.budgets import Effort, bought, spots
-from offramp.evaluation.curve import Curve, Spot, draw
+from offramp.evaluation.budgets import BudgetTiming, measure_budgets, measure_curve
+from offramp.evaluation.curve import CurvePicture, CurvePoint, draw_curve
 from offramp.evaluation.demo_data import movie_sentences
 from offramp.evaluation.result_cells import Origin, hardware
 from offramp.inference import run_folder as folders
@@ -38,11 +38,11 @@ class Size:
     dev: int
     test: int
     schedule: Schedule
-    effort: Effort
+    effort: BudgetTiming
 
 
-FULL = Size(6000, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), Effort(timed=256, alone=48, rounds=5))
-QUICK = Size(1500, 800, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), Effort(timed=96, alone=16, rounds=3))
+FULL = Size(6000, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), BudgetTiming(timed=256, alone=48, rounds=5))
+QUICK = Size(1500, 800, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3))
 
 
 def demo(
@@ -116,10 +116,13 @@ def measure(run: Path, test: Rows, size: Size, command: str) -> dict[str, Any]:
     """Measure every budget on the test rows, draw the curve, and return all numbers."""
     predictor = Predictor.load(str(run))
     origin = Origin("movie-sentences", "test", command, folders.read_recipe(run))
-    rows, curve = bought(predictor, test, origin, size.effort), spots(predictor, test)
-    at = {row["budget"]: Spot(row["cell"]["macs"]["share_of_full"], row["cell"]["metrics"]["accuracy"]) for row in rows}
+    rows, curve = measure_budgets(predictor, test, origin, size.effort), measure_curve(predictor, test)
+    at = {
+        row["budget"]: CurvePoint(row["cell"]["macs"]["share_of_full"], row["cell"]["metrics"]["accuracy"])
+        for row in rows
+    }
     title = f"MiniLM-L6 with off-ramps on {len(test)} movie-review sentences"
-    draw(Curve(title, "accuracy", curve, full=at[1.0], chosen=at[None]), run / "curve.png")
+    draw_curve(CurvePicture(title, "accuracy", curve, full=at[1.0], chosen=at[None]), run / "curve.png")
     return {
         "command": command,
         "hardware": hardware(),

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.point_sweep import sweep
-from offramp.evaluation.result_cells import Origin, evaluate_setting, place
+from offramp.evaluation.point_sweep import sweep_points
+from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
 from offramp.inference.operating_points import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
@@ -94,7 +94,7 @@ def evaluate_points(
     predictor = Predictor.load(run, engine, precision, threads)
     command = command or python_call("evaluate_points", run, data=data)
     rows, origin = _rows(predictor, run, data, limit, columns, command)
-    cells = sweep(predictor, rows, origin, batch_size)
+    cells = sweep_points(predictor, rows, origin, batch_size)
     if json is not None:
         write_json(Path(json), cells)
     return cells
@@ -111,7 +111,7 @@ def _rows(
     """Read and check labelled rows; also return where results on them come from."""
     rows = read_rows(str(data), columns=columns or {}, limit=limit)
     predictor.task.check(rows, str(data))
-    return rows, Origin(*place(str(data)), command, read_recipe(run))
+    return rows, Origin(*data_and_split(str(data)), command, read_recipe(run))
 
 
 def check_curve_alone(**options: Any) -> None:

@@ -14,12 +14,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from offramp.errors import OfframpError
-from offramp.evaluation.collect import Collected, Entry, collect
-from offramp.evaluation.family import families
+from offramp.evaluation.collect import CollectedResults, ModelResult, collect_results
+from offramp.evaluation.family import join_families
 from offramp.evaluation.pages import page
-from offramp.evaluation.speeds import bench_rows, length_rows
-from offramp.evaluation.tables import COLUMNS, Line, latex, lines, scale
-from offramp.evaluation.tables import markdown as markdown_tables
+from offramp.evaluation.speeds import report_bench_rows, report_length_rows
+from offramp.evaluation.tables import COLUMNS, TableLine, latex_table, markdown_tables, metric_scale, table_lines
 from offramp.utils.files import atomic_replace, write_text
 
 COLOURS = matplotlib.color_sequences["tab10"]
@@ -42,7 +41,7 @@ b”: runs trained once for each cost, as one curve, its points chosen among all
 class Report:
     """What was found in a folder of results, and the files that were written about it."""
 
-    found: Collected
+    found: CollectedResults
     written: list[Path]
 
 
@@ -57,9 +56,9 @@ def report(
         markdown: write only the tables, as this Markdown file.
         speeds: another folder, of which only bench and length files are taken.
     """
-    found = collect(str(folder))
+    found = collect_results(str(folder))
     if speeds:
-        timed = collect(speeds)
+        timed = collect_results(speeds)
         found.benches += timed.benches
         found.lengths += timed.lengths
         found.damaged += timed.damaged
@@ -67,8 +66,8 @@ def report(
         named = f", and {len(found.damaged)} damaged files" if found.damaged else ""
         fix = "run `offramp compare`, or `offramp eval --json`, first"
         raise OfframpError("results to report", f"none in {folder}{named}", fix)
-    joined = families(found.entries)
-    listed = lines([*found.entries, *joined])
+    joined = join_families(found.entries)
+    listed = table_lines([*found.entries, *joined])
     if markdown:
         write_text(Path(markdown), INTRO + "\n" + markdown_tables(listed) + "\n")
         return Report(found, [Path(markdown)])
@@ -77,7 +76,7 @@ def report(
     texts = {
         "report.html": page("report", "Offramp: what compute buys", _data(found, joined, listed)),
         "report.md": markdown_tables(listed) + "\n",
-        "report.tex": latex(listed),
+        "report.tex": latex_table(listed),
     }
     for name, text in texts.items():
         write_text(target / name, text)
@@ -85,13 +84,13 @@ def report(
     return Report(found, [*(target / name for name in texts), *pictures])
 
 
-def _curves(entries: Sequence[Entry], joined: Sequence[Entry]) -> list[Entry]:
+def _curves(entries: Sequence[ModelResult], joined: Sequence[ModelResult]) -> list[ModelResult]:
     """What is drawn: runs that make one curve together as that curve."""
     within = {file for family in joined for file in family.files}
     return [*(one for one in entries if one.files[0] not in within), *joined]
 
 
-def _data(found: Collected, joined: Sequence[Entry], listed: Sequence[Line]) -> dict[str, Any]:
+def _data(found: CollectedResults, joined: Sequence[ModelResult], listed: Sequence[TableLine]) -> dict[str, Any]:
     """All that the page shows."""
     skipped = [name for name, _ in found.damaged]
     about = f"{len(found.entries)} trained models in {sum(len(e.files) for e in found.entries)} files"
@@ -100,13 +99,13 @@ def _data(found: Collected, joined: Sequence[Entry], listed: Sequence[Line]) -> 
         "columns": list(COLUMNS),
         "entries": [_entry(one) for one in _curves(found.entries, joined)],
         "lines": [{"set": line.table, "cells": list(line.cells)} for line in listed],
-        "benches": [row for name, bench in found.benches for row in bench_rows(name, bench)],
-        "lengths": [row for name, timed in found.lengths for row in length_rows(name, timed)],
+        "benches": [row for name, bench in found.benches for row in report_bench_rows(name, bench)],
+        "lengths": [row for name, timed in found.lengths for row in report_length_rows(name, timed)],
     }
 
 
-def _entry(one: Entry) -> dict[str, Any]:
-    unit = scale(one.metric)
+def _entry(one: ModelResult) -> dict[str, Any]:
+    unit = metric_scale(one.metric)
     point = next((c for c in one.cells if c.get("chosen", {}).get("value") == 0.01), one.cells[-1])
 
     def spot(place: Any) -> dict[str, float]:
@@ -129,7 +128,7 @@ def _entry(one: Entry) -> dict[str, Any]:
     }
 
 
-def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
+def _pictures(entries: Sequence[ModelResult], target: Path) -> list[Path]:
     made = []
     for title in sorted({one.table for one in entries}):
         figure = _figure(title, [one for one in entries if one.table == title])
@@ -141,13 +140,13 @@ def _pictures(entries: Sequence[Entry], target: Path) -> list[Path]:
     return made
 
 
-def _figure(title: str, own: Sequence[Entry]) -> Figure:
+def _figure(title: str, own: Sequence[ModelResult]) -> Figure:
     """Score against cost; a method has one colour whatever its seed, models beside the usual one are dashed."""
     usual = Counter(one.model for one in own).most_common(1)[0][0]
     names = sorted({_name(one, usual) for one in own})
     tall = max(4.6, 0.5 + 0.14 * len("\n".join(names).split("\n")))
     figure = Figure(figsize=(9.0, tall), dpi=150, layout="constrained")
-    axes, unit = figure.add_subplot(), scale(own[0].metric)
+    axes, unit = figure.add_subplot(), metric_scale(own[0].metric)
     best = max(spot.score for one in own for spot in one.curve)
     for one in sorted(own, key=lambda e: (_name(e, usual), e.seed or 0)):
         kept = [spot for spot in one.curve if spot.score >= best * (1 - TOP)]
@@ -169,7 +168,7 @@ def _figure(title: str, own: Sequence[Entry]) -> Figure:
     return figure
 
 
-def _name(one: Entry, usual: str) -> str:
+def _name(one: ModelResult, usual: str) -> str:
     """As tables have it, on several lines where options are many; the model where it is not the usual one."""
     parts = [*one.variant.split(", "), *([one.model] if one.model != usual else [])]
     return "\n  ".join([one.method, *filter(None, parts)])

@@ -17,7 +17,7 @@ from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.data import readers as reading
 from offramp.data.tokenization import max_tokens as length_limit
 from offramp.errors import OfframpError
-from offramp.evaluation.demo_data import carried_model
+from offramp.evaluation.demo_data import bundled_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_for_training
@@ -219,4 +219,4 @@ def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints
 
 def model_source(name: str) -> str:
     """Return the folder of the model that is called `minilm` for short; other names stay as they are."""
-    return carried_model() if name == "minilm" else name
+    return bundled_model() if name == "minilm" else name

@@ -9,7 +9,7 @@ from typing import Any
 
 from offramp import __version__
 from offramp.errors import OfframpError
-from offramp.evaluation.result_cells import hardware, place
+from offramp.evaluation.result_cells import data_and_split, hardware
 from offramp.tasks import get
 
 Row = Mapping[str, Any]
@@ -23,7 +23,7 @@ def tfidf(train: Sequence[Row], test: Sequence[Row], sources: tuple[str, str], c
 
     task = get("classification").from_rows(train, sources[0])
     task.check(test, sources[1])
-    data, split = place(sources[1])
+    data, split = data_and_split(sources[1])
     columns = task.input_columns
     if len(columns) != 1:
         raise OfframpError("a bag-of-words baseline", "rows with two texts", "it reads single texts only")

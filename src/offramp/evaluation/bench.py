@@ -20,11 +20,21 @@ from numpy.typing import NDArray
 from offramp.engines import AUTO
 from offramp.errors import OfframpError
 from offramp.evaluation import bench_file as benchfile
-from offramp.evaluation.contenders import FULL, Contender, Everything, Field, Said, buy, dearest, line_up, open_alone
-from offramp.evaluation.course import ORDERS, Course, Exits, Predictions, Row, course
-from offramp.evaluation.peers import Batch, Ground
-from offramp.evaluation.subprocesses import fresh
-from offramp.evaluation.timing import ticks, turns
+from offramp.evaluation.contenders import (
+    FULL,
+    Contender,
+    ContenderOutput,
+    Contenders,
+    EveryLayer,
+    full_settings,
+    list_contenders,
+    open_contender,
+    settings_for_budget,
+)
+from offramp.evaluation.course import ORDERS, BenchData, Exits, Predictions, Row, prepare_bench_data
+from offramp.evaluation.peers import BenchModel, EncodedBatch
+from offramp.evaluation.subprocesses import run_fresh
+from offramp.evaluation.timing import time_in_turns, turn_count
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 
@@ -33,7 +43,7 @@ Disagreement = dict[str, float | None]  # answers and exits; None: there are non
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is measured; the defaults are those of the command."""
 
     batch_sizes: tuple[int, ...] = (1, 8, 32)
@@ -62,7 +72,7 @@ class Plan:
         return [(size, order) for size in self.batch_sizes for order in self.orders if size > 1 or order == first]
 
 
-class Watcher(Protocol):
+class BenchWatcher(Protocol):
     """Who is told what happens."""
 
     def phase(self, name: str, total: int) -> None:
@@ -73,7 +83,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchMeasurement:
     """One contender on one group."""
 
     seconds: Array  # [calls, rounds]
@@ -84,7 +94,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Scored:
+class FirstPass:
     """What somebody said in the first pass."""
 
     metrics: dict[str, float]
@@ -94,7 +104,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Where:
+class BenchOutput:
     """Where a bench file goes, where conversions are kept, and what the file says of its origin."""
 
     keep: Path | None
@@ -102,21 +112,23 @@ class Where:
     command: str
 
 
-def run_bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Where, watch: Watcher) -> dict[str, Any]:
+def run_bench(
+    run: str, rows: Sequence[Row], source: str, plan: BenchPlan, where: BenchOutput, watch: BenchWatcher
+) -> dict[str, Any]:
     """Measure all groups; the file is written after each, and a file that was cut short is gone on with."""
     if not rows:
         raise OfframpError("rows to measure on", f"none in {source}", "give a file with labelled rows")
     torch.set_num_threads(plan.threads)
     model = Predictor.load(run, "torch")
-    lane = course(model, rows, source)
-    ground = Ground(run, model.task.auto_class, where.work, plan.threads)
+    lane = prepare_bench_data(model, rows, source)
+    ground = BenchModel(run, model.task.auto_class, where.work, plan.threads)
     budgets = plan.budgets if FULL in plan.budgets else (FULL, *plan.budgets)
-    field = Field(ground, [(budget, buy(model, budget)) for budget in budgets])
-    if isinstance(whole := dearest(model), Everything):
+    field = Contenders(ground, [(budget, settings_for_budget(model, budget)) for budget in budgets])
+    if isinstance(whole := full_settings(model), EveryLayer):
         field.labels.insert(0, (whole.label, whole))
-    entered = line_up(field, plan.engines, plan.against, plan.precisions)
-    about = benchfile.header(model, lane, source, where.command, {**asdict(plan), "seed": _seed(run)})
-    entries = benchfile.earlier(where.keep, about)
+    entered = list_contenders(field, plan.engines, plan.against, plan.precisions)
+    about = benchfile.bench_header(model, lane, source, where.command, {**asdict(plan), "seed": _seed(run)})
+    entries = benchfile.finished_entries(where.keep, about)
     known = {(entry["batch_size"], entry["order"]) for entry in entries}
     missing = [group for group in plan.groups() if group not in known]
     if missing:
@@ -132,8 +144,8 @@ def run_bench(run: str, rows: Sequence[Row], source: str, plan: Plan, where: Whe
         if where.keep is not None:
             benchfile.write(where.keep, made)
         if unfinished:
-            found = measure(field, lane, (size, order), plan, watch)
-            entries = [*entries, *benchfile.entries(found, field.labels, len(rows), (size, order))]
+            found = measure_group(field, lane, (size, order), plan, watch)
+            entries = [*entries, *benchfile.bench_entries(found, field.labels, len(rows), (size, order))]
     return made
 
 
@@ -146,9 +158,9 @@ def _today() -> str:
     return datetime.date.today().isoformat()
 
 
-def measure(
-    field: Field, lane: Course, group: tuple[int, str], plan: Plan, watch: Watcher
-) -> dict[Contender, Measured]:
+def measure_group(
+    field: Contenders, lane: BenchData, group: tuple[int, str], plan: BenchPlan, watch: BenchWatcher
+) -> dict[Contender, BenchMeasurement]:
     """One batch size in one order: a pass to warm up and to score, interleaved rounds, then memory."""
     size, order = group
     calls = lane.calls(size, order)
@@ -156,23 +168,23 @@ def measure(
     watch.phase(f"batch {size}, rows {order}: warming up", len(field.opened))
     scored = dict(_first_pass(field, lane, calls, watch))
     names = list(scored)
-    watch.phase(f"batch {size}, rows {order}: measuring", ticks(len(names), len(calls), plan.rounds))
+    watch.phase(f"batch {size}, rows {order}: measuring", turn_count(len(names), len(calls), plan.rounds))
 
-    def work(contender: Contender, batch: Batch) -> Said:
+    def work(contender: Contender, batch: EncodedBatch) -> ContenderOutput:
         return field.opened[contender](batch)
 
-    taken = turns(work, names, batches, plan.rounds, watch.tick) if names else {}
+    taken = time_in_turns(work, names, batches, plan.rounds, watch.tick) if names else {}
     peaks: dict[Contender, float | None] = dict.fromkeys(names)
     if plan.memory:
         watch.phase(f"batch {size}, rows {order}: memory", len(names))
         peaks = {name: _peak(field.ground, name, lane.heaviest(calls), watch) for name in names}
     return {
-        name: Measured(taken[name], one.metrics, one.share, peaks[name], _disagrees(lane, name, scored))
+        name: BenchMeasurement(taken[name], one.metrics, one.share, peaks[name], _disagrees(lane, name, scored))
         for name, one in scored.items()
     }
 
 
-def _disagrees(lane: Course, contender: Contender, scored: Mapping[Contender, Scored]) -> Disagreement | None:
+def _disagrees(lane: BenchData, contender: Contender, scored: Mapping[Contender, FirstPass]) -> Disagreement | None:
     """How often somebody in low precision answers or leaves otherwise than the same one in fp32."""
     one, exact = scored[contender], scored.get(replace(contender, precision="fp32"))
     if exact is None or contender.precision == "fp32":
@@ -186,8 +198,8 @@ def _disagrees(lane: Course, contender: Contender, scored: Mapping[Contender, Sc
 
 
 def _first_pass(
-    field: Field, lane: Course, calls: Sequence[list[int]], watch: Watcher
-) -> Iterator[tuple[Contender, Scored]]:
+    field: Contenders, lane: BenchData, calls: Sequence[list[int]], watch: BenchWatcher
+) -> Iterator[tuple[Contender, FirstPass]]:
     """Everybody answers every batch once, off the clock: metrics, and of ours the share of MACs and the exits."""
     for contender in list(field.opened):
         notes: list[Any] = [None] * len(lane.data.encoded)
@@ -204,21 +216,23 @@ def _first_pass(
         else:
             answers = lane.answers(notes)
             share, left = (None, None) if contender.peer else (spent / lane.full_macs, exits)
-            yield contender, Scored(lane.score(notes, answers), share, answers, left)
+            yield contender, FirstPass(lane.score(notes, answers), share, answers, left)
         watch.tick()
 
 
-def _peak(ground: Ground, contender: Contender, batches: Sequence[Batch], watch: Watcher) -> float | None:
+def _peak(
+    ground: BenchModel, contender: Contender, batches: Sequence[EncodedBatch], watch: BenchWatcher
+) -> float | None:
     watch.tick()
     try:
-        return fresh(answer_alone, ground, contender, batches, library=contender.peer or contender.engine).peak_mb
+        return run_fresh(run_alone, ground, contender, batches, library=contender.peer or contender.engine).peak_mb
     except (OfframpError, RuntimeError):  # it ran in this process: its memory stays unknown, its times do not
         return None
 
 
-def answer_alone(ground: Ground, contender: Contender, batches: Sequence[Batch]) -> None:
+def run_alone(ground: BenchModel, contender: Contender, batches: Sequence[EncodedBatch]) -> None:
     """What a fresh process does to show its memory."""
     torch.set_num_threads(ground.threads)
-    answer = open_alone(ground, contender)
+    answer = open_contender(ground, contender)
     for batch in batches:
         answer(batch)

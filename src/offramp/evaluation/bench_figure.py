@@ -18,7 +18,7 @@ COLOURS = ("#2f6db3", "#d1495b", "#2a9d6f", "#8a5fbf", "#c98a1b", "#444444", "#3
 MARKS = "osD^vP*X"
 
 
-def groups(file: Entry) -> list[tuple[tuple[int, str], list[Entry]]]:
+def entries_by_group(file: Entry) -> list[tuple[tuple[int, str], list[Entry]]]:
     """Return the entries of a bench file by batch size and order of rows."""
     found: dict[tuple[int, str], list[Entry]] = {}
     for entry in file["rows"]:
@@ -28,7 +28,7 @@ def groups(file: Entry) -> list[tuple[tuple[int, str], list[Entry]]]:
 
 def draw_bench(file: Entry, path: Path) -> None:
     """Write the picture as a PNG: Offramp's engines as lines over budgets, other runtimes as single marks."""
-    panels = groups(file)
+    panels = entries_by_group(file)
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.6 * lines + 0.8), dpi=150, layout="constrained")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offramp import __version__
-from offramp.evaluation.contenders import FULL, Contender, Everything
-from offramp.evaluation.course import Course
-from offramp.evaluation.result_cells import model_name, place
+from offramp.evaluation.contenders import FULL, Contender, EveryLayer
+from offramp.evaluation.course import BenchData
+from offramp.evaluation.result_cells import data_and_split, model_name
 from offramp.evaluation.subprocesses import HOW
 from offramp.inference.predictor import Predictor
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hardware import hardware
 
 if TYPE_CHECKING:
-    from offramp.evaluation.bench import Measured
+    from offramp.evaluation.bench import BenchMeasurement
 
 PACKAGES = ("torch", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
 CHANGES = ("date", "rows", "failed", "unfinished", "tokenise_ms_per_row", "command")  # between a run and its resumption
@@ -40,12 +40,14 @@ METHOD = {
 }
 
 
-def header(model: Predictor, lane: Course, source: str, command: str, plan: Mapping[str, Any]) -> dict[str, Any]:
+def bench_header(
+    model: Predictor, lane: BenchData, source: str, command: str, plan: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything but the entries."""
     lengths = [len(row.ids) for row in lane.data.encoded]
     return {
         "hardware": hardware(),
-        "data": "/".join(place(source)),
+        "data": "/".join(data_and_split(source)),
         "model": model_name(model.model.base_model),
         "method": model.model.method.name,
         "metric": lane.task.metric,
@@ -60,11 +62,11 @@ def header(model: Predictor, lane: Course, source: str, command: str, plan: Mapp
         "seed": plan["seed"],
         "command": command,
         "version": __version__,
-        "versions": versions(),
+        "versions": package_versions(),
     }
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """What is installed of the packages that matter here."""
     found = {}
     for name in PACKAGES:
@@ -75,8 +77,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def entries(
-    found: Mapping[Contender, Measured], labels: Sequence[tuple[str, Any]], rows: int, group: tuple[int, str]
+def bench_entries(
+    found: Mapping[Contender, BenchMeasurement], labels: Sequence[tuple[str, Any]], rows: int, group: tuple[int, str]
 ) -> list[dict[str, Any]]:
     """One entry for each peer and for each budget of ours."""
     made: list[dict[str, Any]] = []
@@ -86,7 +88,7 @@ def entries(
         if contender.peer is not None:
             made.append({**base, "budget": None, **numbers, "mac_share": 1.0, "realised_over_promised": None})
             continue
-        whole = dict(labels).get(Everything.label, dict(labels)[FULL])
+        whole = dict(labels).get(EveryLayer.label, dict(labels)[FULL])
         full = found.get(Contender(contender.engine, contender.precision, None, whole))
         for label in (label for label, settings in labels if settings == contender.settings):
             paid = {"mac_share": round(one.share or 0.0, 6), **_realised(one, full)}
@@ -94,7 +96,7 @@ def entries(
     return [{**entry, **_against(entry, made)} for entry in made]
 
 
-def _times(one: Measured, rows: int) -> dict[str, Any]:
+def _times(one: BenchMeasurement, rows: int) -> dict[str, Any]:
     """What was measured of one contender by itself."""
     middle, best = np.median(one.seconds, axis=1), one.seconds.min(axis=1)
     return {
@@ -108,7 +110,7 @@ def _times(one: Measured, rows: int) -> dict[str, Any]:
     }
 
 
-def _realised(one: Measured, full: Measured | None) -> dict[str, Any]:
+def _realised(one: BenchMeasurement, full: BenchMeasurement | None) -> dict[str, Any]:
     """The speed-up that was measured, and what became of the one that the saved MACs promised."""
     if full is None or one.share is None or full.share is None:
         return {"speed_up": None, "realised_over_promised": None, "realised_over_promised_best": None}
@@ -141,7 +143,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, content)
 
 
-def earlier(path: Path | None, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def finished_entries(path: Path | None, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Entries of a file that was cut short, if it is about the same thing on the same machine."""
     if path is None or not path.is_file():
         return []

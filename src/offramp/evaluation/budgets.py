@@ -9,7 +9,7 @@ from typing import Any
 from offramp import methods
 from offramp.calibration.replay import record_exits, replay
 from offramp.errors import OfframpError
-from offramp.evaluation.curve import Spot
+from offramp.evaluation.curve import CurvePoint
 from offramp.evaluation.result_cells import Origin, evaluate_setting
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor, Row
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Effort:
+class BudgetTiming:
     """How long to look at the clock."""
 
     timed: int  # rows timed in batches
@@ -28,7 +28,9 @@ class Effort:
     rounds: int
 
 
-def bought(predictor: Predictor, rows: Sequence[Row], origin: Origin, effort: Effort) -> list[dict[str, Any]]:
+def measure_budgets(
+    predictor: Predictor, rows: Sequence[Row], origin: Origin, effort: BudgetTiming
+) -> list[dict[str, Any]]:
     """For every budget a result cell over all rows, and milliseconds and speed-up over the full model on some."""
     chosen = {budget: predictor.settings(budget) for budget in BUDGETS}
     distinct = list(dict.fromkeys(chosen.values()))  # two budgets may buy the same point: measured once
@@ -63,7 +65,7 @@ def _milliseconds(
     return {made: 1000 * seconds / count for made, seconds in interleaved(answer, settings, calls, rounds).items()}
 
 
-def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
+def measure_curve(predictor: Predictor, rows: Sequence[Row]) -> list[CurvePoint]:
     """Every operating point on these rows: one pass and replays, or a run each where settings change later states."""
     if predictor.points is None:
         raise OfframpError("a curve", "a model without operating points", "give dev rows to `offramp train`")
@@ -80,5 +82,7 @@ def spots(predictor: Predictor, rows: Sequence[Row]) -> list[Spot]:
         else:
             outcome = replay(network, recording, method.policy(network, settings))
         scores = task.metrics(rows, task.predictions(rows, data.encoded, outcome.logits))
-        found.append(Spot(float(outcome.macs.sum()) / predictor.full_macs(data.encoded, outcome), scores[task.metric]))
+        found.append(
+            CurvePoint(float(outcome.macs.sum()) / predictor.full_macs(data.encoded, outcome), scores[task.metric])
+        )
     return found

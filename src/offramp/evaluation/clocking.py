@@ -10,8 +10,8 @@ import torch
 
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.bench import Plan, Where, run_bench
-from offramp.evaluation.plan import Cell
+from offramp.evaluation.bench import BenchOutput, BenchPlan, run_bench
+from offramp.evaluation.plan import ComparisonCell
 from offramp.utils.run_paths import is_run
 
 BUDGETS = ("1.0", "max-loss=0.01")
@@ -28,8 +28,8 @@ class _Nobody:
         """One step done."""
 
 
-def clock(
-    cells: list[Cell], out: Path, rows: int, command: str, tell: Callable[[str], None] = lambda _: None
+def time_runs(
+    cells: list[ComparisonCell], out: Path, rows: int, command: str, tell: Callable[[str], None] = lambda _: None
 ) -> dict[str, str]:
     """Bench files beside the cells, none written twice; returns what could not be timed, by cell."""
     broken = {}
@@ -40,12 +40,12 @@ def clock(
         tell(f"timing {cell.name}")
         plain = cell.method == "full"
         against, budgets = (PEERS, BUDGETS[:1]) if plain else ((), BUDGETS)
-        plan = Plan((1, 32), budgets, ("auto",), against, ("fp32",), ("given",), 3, torch.get_num_threads(), False)
+        plan = BenchPlan((1, 32), budgets, ("auto",), against, ("fp32",), ("given",), 3, torch.get_num_threads(), False)
         fresh = keep.with_suffix(".part")
         try:
             given = read_rows(cell.data.report, limit=rows)
             with tempfile.TemporaryDirectory() as work:
-                run_bench(str(run), given, cell.data.report, plan, Where(fresh, work, command), _Nobody())
+                run_bench(str(run), given, cell.data.report, plan, BenchOutput(fresh, work, command), _Nobody())
             fresh.replace(keep)
         except OfframpError as error:
             broken[cell.name] = str(error)

@@ -15,7 +15,7 @@ from offramp.core.policy import Policy
 from offramp.engines import Precision
 from offramp.errors import OfframpError
 from offramp.evaluation import peers
-from offramp.evaluation.peers import Batch, Ground, Logits, Variant
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits
 from offramp.inference.batching import run_encoded
 from offramp.inference.operating_points import parse_latency
 from offramp.inference.predictor import Predictor
@@ -25,13 +25,13 @@ FULL = "1.0"
 
 
 @dataclass(frozen=True)
-class Everything:
+class EveryLayer:
     """Instead of settings: every token through every layer, where a method's loosest setting already saves."""
 
     label: ClassVar[str] = "every layer"
 
 
-class Said(NamedTuple):
+class ContenderOutput(NamedTuple):
     """What somebody answered to a batch; what it spent and where rows left, if it is ours."""
 
     logits: Logits
@@ -39,7 +39,7 @@ class Said(NamedTuple):
     exits: NDArray[np.float64] | None = None
 
 
-Answer = Callable[[Batch], Said]
+Runner = Callable[[EncodedBatch], ContenderOutput]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedContender:
     """Somebody who could not be measured, and why."""
 
     engine: str
@@ -65,14 +65,14 @@ class Failed:
 
 
 @dataclass
-class Field:
+class Contenders:
     """The contenders that can be opened, each once; what a user asked for under which names."""
 
-    ground: Ground
+    ground: BenchModel
     labels: list[tuple[str, Any]]  # budgets as they were written, and the settings they buy
-    failed: list[Failed] = field(default_factory=list)
-    opened: dict[Contender, Answer] = field(default_factory=dict)
-    _ours: dict[Variant, Predictor] = field(default_factory=dict)
+    failed: list[FailedContender] = field(default_factory=list)
+    opened: dict[Contender, Runner] = field(default_factory=dict)
+    _ours: dict[EngineVariant, Predictor] = field(default_factory=dict)
 
     def enter(self, contender: Contender) -> None:
         """Open a contender and let it answer nothing yet; note why if it cannot."""
@@ -84,20 +84,20 @@ class Field:
     def drop(self, contender: Contender, error: Exception) -> None:
         """Leave a contender out from now on."""
         self.opened.pop(contender, None)
-        told = Failed(contender.engine, contender.precision, reason(error))
+        told = FailedContender(contender.engine, contender.precision, failure_reason(error))
         if told not in self.failed:
             self.failed.append(told)
 
-    def _open(self, contender: Contender) -> Answer:
+    def _open(self, contender: Contender) -> Runner:
         if contender.peer is not None:
-            return peer(self.ground, contender)
-        variant = Variant(contender.engine, contender.precision)
+            return peer_runner(self.ground, contender)
+        variant = EngineVariant(contender.engine, contender.precision)
         if variant not in self._ours:
-            self._ours[variant] = predictor(self.ground, variant)
-        return ours(self._ours[variant], contender.settings)
+            self._ours[variant] = load_predictor(self.ground, variant)
+        return predictor_runner(self._ours[variant], contender.settings)
 
 
-def reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Why somebody is not in the table, in a line."""
     if isinstance(error, OfframpError):
         return f"{error.given}; {error.fix}"
@@ -105,44 +105,46 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def predictor(ground: Ground, variant: Variant) -> Predictor:
+def load_predictor(ground: BenchModel, variant: EngineVariant) -> Predictor:
     """Our model on an engine."""
     return Predictor.load(ground.run, variant.engine, cast(Precision, variant.precision), ground.threads)
 
 
-def ours(model: Predictor, settings: Any) -> Answer:
+def predictor_runner(model: Predictor, settings: Any) -> Runner:
     """Our model at one setting, by the same path that `predict` takes."""
 
-    def answer(batch: Batch) -> Said:
-        if isinstance(settings, Everything):
+    def answer(batch: EncodedBatch) -> ContenderOutput:
+        if isinstance(settings, EveryLayer):
             made = run_encoded(model.network, model.engine, Policy(), batch, len(batch))
         else:
             made = model.run(batch, settings, len(batch))
-        return Said(made.logits, made.macs, made.exit_layer)
+        return ContenderOutput(made.logits, made.macs, made.exit_layer)
 
     return answer
 
 
-def peer(ground: Ground, contender: Contender) -> Answer:
+def peer_runner(ground: BenchModel, contender: Contender) -> Runner:
     """A static runtime."""
-    run = peers.get(contender.peer or "").load(ground, Variant(contender.engine, contender.precision))
-    return lambda batch: Said(run(batch))
+    run = peers.get(contender.peer or "").load(ground, EngineVariant(contender.engine, contender.precision))
+    return lambda batch: ContenderOutput(run(batch))
 
 
-def open_alone(ground: Ground, contender: Contender) -> Answer:
+def open_contender(ground: BenchModel, contender: Contender) -> Runner:
     """A contender in a process that has no other."""
     if contender.peer is not None:
-        return peer(ground, contender)
-    return ours(predictor(ground, Variant(contender.engine, contender.precision)), contender.settings)
+        return peer_runner(ground, contender)
+    return predictor_runner(
+        load_predictor(ground, EngineVariant(contender.engine, contender.precision)), contender.settings
+    )
 
 
-def dearest(model: Predictor) -> Any:
+def full_settings(model: Predictor) -> Any:
     """What savings are held against: the loosest setting, or everything where that is cheaper already."""
     method = model.model.method
-    return method.settings() if method.hf_equal or isinstance(method.space, FixedSpace) else Everything()
+    return method.settings() if method.hf_equal or isinstance(method.space, FixedSpace) else EveryLayer()
 
 
-def buy(model: Predictor, budget: str) -> Any:
+def settings_for_budget(model: Predictor, budget: str) -> Any:
     """Settings for a budget as it is written: a share, `default`, `max-loss=0.01`, `risk=0.01`, `latency=5ms`."""
     kind, _, value = budget.partition("=")
     try:
@@ -160,11 +162,13 @@ def buy(model: Predictor, budget: str) -> Any:
         raise OfframpError("budgets", repr(budget), fix) from error
 
 
-def line_up(field: Field, on: Sequence[str], against: Sequence[str], precisions: Sequence[str]) -> list[Contender]:
+def list_contenders(
+    field: Contenders, on: Sequence[str], against: Sequence[str], precisions: Sequence[str]
+) -> list[Contender]:
     """Everybody asked for, ours first; each setting once, however many budgets buy it."""
     distinct = list(dict.fromkeys(settings for _, settings in field.labels))
-    known(on, [engines.AUTO, *engines.names()], "engines of ours")
-    known(against, rivals(), "somebody to measure against")
+    check_names(on, [engines.AUTO, *engines.names()], "engines of ours")
+    check_names(against, comparable_names(), "somebody to measure against")
     named = [*on, *(name for name in against if name not in peers.names())]
     own = list(dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in named))
     entered = [Contender(name, p, None, s) for name in own for p in precisions for s in distinct]
@@ -174,13 +178,13 @@ def line_up(field: Field, on: Sequence[str], against: Sequence[str], precisions:
     return entered
 
 
-def known(given: Sequence[str], names: Sequence[str], what: str) -> None:
+def check_names(given: Sequence[str], names: Sequence[str], what: str) -> None:
     """Refuse names that there are not."""
     for name in given:
         if name not in names:
             raise OfframpError(what, repr(name), f"use some of: {', '.join(names)}")
 
 
-def rivals() -> list[str]:
+def comparable_names() -> list[str]:
     """Whom `--against` knows: the peers, and our own engines that no peer shares a name with."""
     return [*peers.names(), *(name for name in engines.names() if name not in peers.names())]

@@ -26,7 +26,7 @@ ORDERS = ("given", "sorted")
 
 
 @dataclass(frozen=True)
-class Course:
+class BenchData:
     """Labelled rows and their token ids."""
 
     task: Task
@@ -78,24 +78,24 @@ class Course:
         return len(np.unique(owner[exits != usual])) / len(self.data.rows)
 
 
-def check_task(model: Predictor) -> None:
+def check_bench_task(model: Predictor) -> None:
     """Refuse a run whose answers no peer gives in one pass."""
     if model.network.decoder is not None:
         given = f"a run for {model.task.name}, which says words one by one"
         raise OfframpError("a bench", given, "`offramp lengths` times a run beside its own full model")
 
 
-def course(model: Predictor, rows: Sequence[Row], source: str) -> Course:
+def prepare_bench_data(model: Predictor, rows: Sequence[Row], source: str) -> BenchData:
     """Check and tokenise rows; whoever is scored by loss sees them masked as `offramp eval` masks them."""
-    check_task(model)
+    check_bench_task(model)
     model.task.check(rows, source)
     started = time.perf_counter()
     data = Data(rows, model.prepare(rows, source))
     ms = 1000 * (time.perf_counter() - started) / len(rows)
     if not model.task.scores_by_loss:
-        return Course(model.task, data, None, model.full_macs(data.encoded), ms)
+        return BenchData(model.task, data, None, model.full_macs(data.encoded), ms)
     made = build_batch(model.task, data, range(len(data.encoded)), seed=None)
     ids = made.packed.tokens[ID].split(made.packed.lengths.tolist())
     masked = [replace(row, ids=part.tolist()) for row, part in zip(data.encoded, ids, strict=True)]
     targets = made.targets.split(made.packed.lengths.tolist())
-    return Course(model.task, Data(rows, masked), targets, model.full_macs(masked), ms)
+    return BenchData(model.task, Data(rows, masked), targets, model.full_macs(masked), ms)

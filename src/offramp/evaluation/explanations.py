@@ -24,7 +24,7 @@ LIVE, IDLE, GONE = "live", "idle", "gone"
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerStep:
     """After a layer (0: after the embeddings)."""
 
     layer: int
@@ -36,11 +36,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Story:
+class ExplainedPass:
     """One input at one setting."""
 
     settings: dict[str, Any]
-    steps: list[Step]
+    steps: list[LayerStep]
     answer: dict[str, Any]
     exit_layer: float
     share: float  # of the full model's MACs on this input
@@ -60,7 +60,7 @@ class Explanation:
     words: list[int]  # the word of each token, −1 for special ones
     cut: int  # tokens that did not fit into the model
     full_macs: float
-    stories: list[Story]
+    stories: list[ExplainedPass]
     chosen: int  # which story was asked for
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def explain_input(predictor: Predictor, name: str, inputs: Sequence[str], settin
     return Explanation(*about, *shape, stories, stories.index(mine))
 
 
-def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> Story:
+def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> ExplainedPass:
     """A sentence that is said: after each block of the decoder, which words had left and which went on."""
     method = predictor.model.method
     settings = methods.configure(method.settings, dict(given), method.name)
@@ -144,11 +144,11 @@ def _spoken(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, give
         left = [piece for piece, exit_ in zip(pieces, exits, strict=True) if exit_ == block]
         tokens = [GONE if exit_ < block else LIVE for exit_ in exits]
         why = f"{len(left)} of {len(pieces)} pieces leave here"
-        steps.append(Step(block, tokens, {"said": " ".join(left)} if left else None, why, bool(left)))
+        steps.append(LayerStep(block, tokens, {"said": " ".join(left)} if left else None, why, bool(left)))
         if all(exit_ <= block for exit_ in exits):
             break
     share = float(outcome.macs.sum()) / predictor.full_macs([encoded], outcome)
-    return Story(asdict(settings), steps, {"text": said["text"]}, float(outcome.exit_layer[0]), share, pieces)
+    return ExplainedPass(asdict(settings), steps, {"text": said["text"]}, float(outcome.exit_layer[0]), share, pieces)
 
 
 def _readable(predictor: Predictor, piece: str) -> str:
@@ -169,7 +169,7 @@ def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:
     return {name: text.split() if split else text for name, text in zip(columns, inputs, strict=True)}
 
 
-def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> Story:
+def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given: Mapping[str, Any]) -> ExplainedPass:
     network, method = predictor.network, predictor.model.method
     settings = methods.configure(method.settings, dict(given), method.name)
     packed = pack_rows(network.task, [encoded]).to(network.device)
@@ -184,8 +184,8 @@ def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given
         part = logits.float().cpu().numpy()
         return network.task.predictions([row], [encoded], [part if network.per_token else part[0]])[0]
 
-    def step(layer: int, tokens: list[str], said: dict[str, Any] | None, why: str, asked: bool) -> Step:
-        return Step(layer, tokens, said, why, asked, _within(encoded, said))
+    def step(layer: int, tokens: list[str], said: dict[str, Any] | None, why: str, asked: bool) -> LayerStep:
+        return LayerStep(layer, tokens, said, why, asked, _within(encoded, said))
 
     steps = [step(layer, tokens, answer(said), why, asked) for layer, tokens, said, why, asked in watch.steps]
     final, layer = answer(made.logits), float(made.exit_layer[0])
@@ -193,7 +193,7 @@ def _story(predictor: Predictor, row: Mapping[str, Any], encoded: Encoded, given
     if not steps or steps[-1].layer < layer:
         steps.append(step(round(layer), watch.last, final, "the last exit", True))
     share = float(spent[0] / full[0])
-    return Story(asdict(settings), steps, final, layer, share)
+    return ExplainedPass(asdict(settings), steps, final, layer, share)
 
 
 def _within(encoded: Encoded, answer: Mapping[str, Any] | None) -> list[int]:

@@ -25,7 +25,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Set:
+class DataSet:
     """A data set: where to train, where to report."""
 
     name: str
@@ -37,10 +37,10 @@ class Set:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ComparisonCell:
     """One thing to run: a method on a data set with a model and a seed."""
 
-    data: Set
+    data: DataSet
     model: str
     method: str
     options: Mapping[str, str]
@@ -54,30 +54,36 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """All cells of a comparison, plain fine-tuning first because the others start from it."""
 
-    sets: Sequence[Set]
+    sets: Sequence[DataSet]
     models: Sequence[str]
     methods: Sequence[tuple[str, Mapping[str, str]]]
     seeds: Sequence[int]
     training: Mapping[str, Any] = field(default_factory=dict)  # epochs, batch_size, lr
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[ComparisonCell]:
         """In the order in which they run."""
-        listed = [Cell(one, model, method, options, seed) for seed in self.seeds for one in self.sets
-                  for model in self.models for method, options in self.methods if fits(method, one)]  # fmt: skip
+        listed = [
+            ComparisonCell(data, model, method, options, seed)
+            for seed in self.seeds
+            for data in self.sets
+            for model in self.models
+            for method, options in self.methods
+            if method_serves(method, data)
+        ]
         return sorted(listed, key=lambda cell: (self.seeds.index(cell.seed), cell.method != "full"))
 
 
-def fits(method: str, data: Set) -> bool:
+def method_serves(method: str, data: DataSet) -> bool:
     """Whether a method serves the task of a data set."""
     if method == TFIDF:
         return data.task == "classification"
     return methods.get(method).serves(tasks.get(data.task))
 
 
-def chosen_methods(asked: str) -> list[tuple[str, dict[str, str]]]:
+def parse_methods(asked: str) -> list[tuple[str, dict[str, str]]]:
     """`all`, or names with options such as `truncate:k=2`; the static baselines are added to whatever is asked."""
     known = [*methods.names(), TFIDF]
     wanted = [name for name in known if name not in ("truncate", TFIDF)] if asked == "all" else asked.split(",")
@@ -91,7 +97,7 @@ def chosen_methods(asked: str) -> list[tuple[str, dict[str, str]]]:
     return made
 
 
-def sets_of(folder: str, rows: int | None) -> list[Set]:
+def find_data_sets(folder: str, rows: int | None) -> list[DataSet]:
     """The data sets of a folder: what compare.yaml there says, else every folder with a train and a report split."""
     root = Path(folder)
     if not root.is_dir():
@@ -115,7 +121,7 @@ def _yaml(path: Path) -> dict[str, Any]:
         raise OfframpError("a list of data sets", f"{path}: {error}", form) from error
 
 
-def _told(root: Path, name: str, about: Mapping[str, Any], rows: int | None) -> Set:
+def _told(root: Path, name: str, about: Mapping[str, Any], rows: int | None) -> DataSet:
     known = {"train", "report", "rows", "max_length", "task"}
     if not isinstance(about, Mapping) or not {"train", "report"} <= about.keys() <= known:
         form = f"{name}: {{train: FILE, report: FILE}} and, if needed, rows, max_length, task"
@@ -123,15 +129,15 @@ def _told(root: Path, name: str, about: Mapping[str, Any], rows: int | None) -> 
     train, report = (str(root / about[key]) for key in ("train", "report"))
     task = about.get("task") or _task(train)
     fewer = [count for count in (about.get("rows"), rows) if count is not None]
-    return Set(name, train, report, task, min(fewer, default=None), about.get("max_length"))
+    return DataSet(name, train, report, task, min(fewer, default=None), about.get("max_length"))
 
 
-def _found(place: Path, rows: int | None) -> Set | None:
+def _found(place: Path, rows: int | None) -> DataSet | None:
     files = {path.name.split(".")[0]: path for path in sorted(place.iterdir()) if path.is_file()}
     report = next((str(files[name]) for name in REPORTED if name in files), None)
     if "train" not in files or report is None:
         return None
-    return Set(place.resolve().name, str(files["train"]), report, _task(str(files["train"])), rows)
+    return DataSet(place.resolve().name, str(files["train"]), report, _task(str(files["train"])), rows)
 
 
 def _task(file: str) -> str:
@@ -144,7 +150,7 @@ def _task(file: str) -> str:
     return "regression" if isinstance(row.get("label"), float) else "classification"
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """`90m`, `2h`, `45s` as seconds."""
     number, unit = text[:-1], text[-1:]
     try:

@@ -27,7 +27,7 @@ class Origin:
     recipe: Mapping[str, Any]  # how the model was trained
 
 
-def place(source: str) -> tuple[str, str]:
+def data_and_split(source: str) -> tuple[str, str]:
     """What a file of rows is called in results: its folder (the data set) and its name (the split)."""
     path = Path(source).resolve() if Path(source).exists() else Path(source)
     return path.parent.name or path.name, path.name.split(".")[0]
@@ -40,7 +40,7 @@ def model_name(source: str) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One setting on labelled rows."""
 
     data: Data
@@ -55,21 +55,21 @@ def evaluate_setting(
     predictor: Predictor, rows: Sequence[Mapping[str, Any]], settings: Any, origin: Origin, batch_size: int = 32
 ) -> dict[str, Any]:
     """A result cell: metrics, compute and time of one setting on labelled rows."""
-    data = labelled(predictor, rows, origin)
+    data = labelled_data(predictor, rows, origin)
     policy = predictor.model.method.policy(predictor.network, settings)
     started = time.perf_counter()
     metrics, outcome = score_policy(predictor.network, predictor.engine, policy, data, batch_size)
     seconds = time.perf_counter() - started
-    return cell(predictor, Measured(data, settings, metrics, outcome, batch_size, seconds), origin)
+    return result_cell(predictor, Measurement(data, settings, metrics, outcome, batch_size, seconds), origin)
 
 
-def labelled(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origin) -> Data:
+def labelled_data(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origin) -> Data:
     """Rows checked and encoded."""
     predictor.task.check(rows, origin.data)
     return Data(rows, predictor.prepare(rows, origin.data))
 
 
-def cell(predictor: Predictor, made: Measured, origin: Origin) -> dict[str, Any]:
+def result_cell(predictor: Predictor, made: Measurement, origin: Origin) -> dict[str, Any]:
     """The record of one measurement."""
     return {
         "method": predictor.model.method.name,
@@ -80,7 +80,7 @@ def cell(predictor: Predictor, made: Measured, origin: Origin) -> dict[str, Any]
         "rows": len(made.data.rows),
         "seed": origin.recipe.get("schedule", {}).get("seed"),
         "metrics": {name: round(value, 6) for name, value in made.metrics.items()},
-        **compute_of(predictor, made.data, made.outcome),
+        **compute_fields(predictor, made.data, made.outcome),
         "seconds": None if made.seconds is None else round(made.seconds, 3),
         "engine": predictor.engine_name,
         "precision": predictor.how.precision,
@@ -112,7 +112,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return short
 
 
-def compute_of(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str, Any]:
+def compute_fields(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str, Any]:
     """What was spent, and where rows left."""
     layers, kept, macs = per_input_row(outcome, data.encoded, len(data.rows))
     exits = Counter(round(layer) for layer in layers.tolist())

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from offramp.errors import OfframpError
-from offramp.evaluation.collect import Entry, collect
-from offramp.evaluation.plan import TFIDF, Cell, Plan
-from offramp.evaluation.result_cells import model_name, place
+from offramp.evaluation.collect import ModelResult, collect_results
+from offramp.evaluation.plan import TFIDF, ComparisonCell, ComparisonPlan
+from offramp.evaluation.result_cells import data_and_split, model_name
 from offramp.training.schedule import Schedule
 from offramp.utils.files import read_json, write_json
 
@@ -19,7 +19,7 @@ SCHEDULE = ("epochs", "batch_size", "lr")
 Key = tuple[Any, ...]
 
 
-def settle(plan: Plan, out: Path) -> None:
+def write_rules(plan: ComparisonPlan, out: Path) -> None:
     """Write the rules down; a folder whose cells were measured under others is refused."""
     mine = {"training": dict(plan.training), "sets": {one.name: asdict(one) for one in plan.sets}}
     path = out / FILE
@@ -31,25 +31,25 @@ def settle(plan: Plan, out: Path) -> None:
     write_json(path, {**mine, "sets": {**there["sets"], **mine["sets"]}})
 
 
-def measured(folder: str | None, plan: Plan) -> dict[str, Entry]:
+def collected_cells(folder: str | None, plan: ComparisonPlan) -> dict[str, ModelResult]:
     """Cells of a plan that other experiments have committed, by name. Counting words is too quick to be collected."""
     if folder is None or not Path(folder).is_dir():
         return {}
-    known = {_entry_key(one): one for one in collect(folder).entries}
+    known = {_entry_key(one): one for one in collect_results(folder).entries}
     found = {cell.name: known.get(_key(cell, plan)) for cell in plan.cells() if cell.method != TFIDF}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _entry_key(one: Entry) -> Key:
+def _entry_key(one: ModelResult) -> Key:
     trained: Mapping[str, Any] = one.cells[0].get("trained") or {}
     schedule = trained.get("schedule") or {}
     rules = (trained.get("limit"), trained.get("max_length"), *(schedule.get(name) for name in SCHEDULE))
     return one.data, one.split, one.model, one.method, one.variant, one.seed, one.begun, *rules
 
 
-def _key(cell: Cell, plan: Plan) -> Key:
+def _key(cell: ComparisonCell, plan: ComparisonPlan) -> Key:
     variant = ", ".join(f"{key}={value}" for key, value in sorted(cell.options.items()))
     schedule = asdict(Schedule(**plan.training))
     rules = (cell.data.rows, cell.data.max_length, *(schedule[name] for name in SCHEDULE))
-    named = (*place(cell.data.report), model_name(cell.model), cell.method, variant, cell.seed)
+    named = (*data_and_split(cell.data.report), model_name(cell.model), cell.method, variant, cell.seed)
     return *named, cell.method != "full", *rules

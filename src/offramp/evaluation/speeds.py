@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from offramp.evaluation.collect import metric_of
-from offramp.evaluation.tables import scale
+from offramp.evaluation.tables import metric_scale
 
 
-def bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any]]:
+def report_bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of a bench file that were measured. Ours go by their method, peers by their engine."""
     data = _data(bench)
     made = []
@@ -37,7 +37,7 @@ def bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "rate": rate,
                 "ms": 1000.0 / rate,
                 "metric": metric,
-                "score": None if score is None else scale(metric) * score,
+                "score": None if score is None else metric_scale(metric) * score,
                 "share": row.get("mac_share"),
                 "realised": row.get("realised_over_promised"),
             }
@@ -45,7 +45,7 @@ def bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any]]:
     return made
 
 
-def length_rows(name: str, timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def report_length_rows(name: str, timed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Groups of rows of about one length: milliseconds a row at full depth and at the setting asked for."""
     about = {
         "data": _data(timed),

@@ -21,14 +21,14 @@ PRELOAD = ["torch", "transformers", "offramp.inference.predictor", "offramp.eval
 HOW = "growth of the resident set of a fresh process beyond what it held with the libraries imported, at its highest"
 
 
-class Fresh(NamedTuple):
+class FreshRun(NamedTuple):
     """What came of it."""
 
     result: Any
     peak_mb: float | None  # None where the system does not tell
 
 
-def fresh(work: Callable[..., Any], *given: Any, library: str = "") -> Fresh:
+def run_fresh(work: Callable[..., Any], *given: Any, library: str = "") -> FreshRun:
     """`work(*given)` in a fresh process; all of it must pickle. What goes wrong there is raised here.
 
     `library` is imported beforehand, if there is one of that name; OpenVINO without its telemetry.
@@ -53,7 +53,7 @@ def fresh(work: Callable[..., Any], *given: Any, library: str = "") -> Fresh:
         ours.close()
     if error is not None:
         raise error
-    return Fresh(result, peak)
+    return FreshRun(result, peak)
 
 
 def _child(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...], library: str) -> None:

@@ -36,7 +36,7 @@ def interleaved(
     return {name: sum(statistics.median(taken[name, index]) for index in range(len(calls))) for name in names}
 
 
-def turns(
+def time_in_turns(
     work: Callable[[Name, Call], object],
     names: Sequence[Name],
     calls: Sequence[Call],
@@ -62,6 +62,6 @@ def turns(
     return taken
 
 
-def ticks(names: int, calls: int, rounds: int) -> int:
+def turn_count(names: int, calls: int, rounds: int) -> int:
     """How often `turns` will tick."""
     return names * rounds * -(-calls // TURN)

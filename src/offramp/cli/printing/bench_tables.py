@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from offramp.cli.printing.console import out, print_line
-from offramp.evaluation.bench_figure import groups
+from offramp.evaluation.bench_figure import entries_by_group
 
 Entry = Mapping[str, Any]
 COLUMNS = ("engine", "precision", "budget", "rows/s", "best", "p50 ms", "p95 ms", "MB", "metric", "share of\nMACs",
@@ -19,7 +19,7 @@ FP32_COLUMNS = ("answers\n≠ fp32", "exits\n≠ fp32")  # shown where an engine
 
 def print_bench(file: Entry) -> None:
     """Print the tables of a bench file and what must be known to read them."""
-    for (size, order), entries in groups(file):
+    for (size, order), entries in entries_by_group(file):
         title = f"batch {size}, rows {'sorted by length' if order == 'sorted' else 'as given'}"
         out.print(bench_table(entries, file["metric"], title))
     for one in file["failed"]:

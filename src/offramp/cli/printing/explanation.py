@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from offramp.evaluation.explanations import GONE, IDLE, Explanation, Step, Story
+from offramp.evaluation.explanations import GONE, IDLE, ExplainedPass, Explanation, LayerStep
 
 STYLES = {GONE: "dim strike", IDLE: "dim"}
 EIGHTHS = "▏▎▍▌▋▊▉█"
@@ -32,7 +32,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     console.print(_outcome(explanation, story))
 
 
-def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) -> Text:
+def _tokens(explanation: Explanation, story: ExplainedPass, step: LayerStep, styled: bool) -> Text:
     """Return the tokens as they are after the layer, of a translation those of the output; tags follow their words.
 
     Without styles a point stands for a token that left, round brackets for an idle one, square ones for the answer.
@@ -60,7 +60,7 @@ def _tokens(explanation: Explanation, story: Story, step: Step, styled: bool) ->
     return line
 
 
-def _exit(step: Step) -> RenderableType:
+def _exit(step: LayerStep) -> RenderableType:
     """Return the answer of the exit after a layer and why rows left there or stayed."""
     if step.answer is None:
         return Text(step.why or "no off-ramp here", "dim")
@@ -89,7 +89,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _outcome(explanation: Explanation, story: Story) -> str:
+def _outcome(explanation: Explanation, story: ExplainedPass) -> str:
     """Return the answer, the exit layer and the cost in one line."""
     layer = f"{story.exit_layer:g}" if story.exit_layer == int(story.exit_layer) else f"{story.exit_layer:.2f} (mean)"
     left = sum(state == GONE for state in story.steps[-1].tokens)

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from offramp.cli.printing.console import out, print_line
 from offramp.evaluation.budgets import BATCH
-from offramp.evaluation.collect import collect
+from offramp.evaluation.collect import collect_results
 from offramp.evaluation.result_cells import model_name
-from offramp.evaluation.tables import COLUMNS, lines
+from offramp.evaluation.tables import COLUMNS, table_lines
 from offramp.inference.operating_points import TOLERANCE, OperatingPoints
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def cells_table(folder: Path) -> Table:
     """Return the finished cells of a comparison as a table."""
     table = Table("data", *COLUMNS)
     if folder.is_dir():
-        for line in lines(collect(folder).entries):
+        for line in table_lines(collect_results(folder).entries):
             table.add_row(line.data, *line.cells)
     return table
 

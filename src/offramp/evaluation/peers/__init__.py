@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 
-Batch = Sequence[Encoded]
+EncodedBatch = Sequence[Encoded]
 Logits = list[NDArray[Any]]  # one array for each row of a batch: [outputs] or [tokens, outputs]
-Answer = Callable[[Batch], Logits]
+PeerRunner = Callable[[EncodedBatch], Logits]
 Padded = dict[str, NDArray[np.int64]]  # ids, mask and types, each [rows, longest]
 
 
-class Variant(NamedTuple):
+class EngineVariant(NamedTuple):
     """One way to run a peer."""
 
     engine: str
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ground:
+class BenchModel:
     """Where everybody competes."""
 
     run: str  # a model folder, which plain transformers opens too
@@ -47,8 +47,8 @@ class Peer:
     """A peer file under one type."""
 
     name: str
-    variants: tuple[Variant, ...]
-    load: Callable[[Ground, Variant], Answer]
+    variants: tuple[EngineVariant, ...]
+    load: Callable[[BenchModel, EngineVariant], PeerRunner]
 
 
 def names() -> list[str]:

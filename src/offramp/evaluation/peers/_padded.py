@@ -15,14 +15,14 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offramp.evaluation.peers import Batch, Ground, Logits, Padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, Logits, Padded
 from offramp.inference.run_folder import quiet_transformers
 
 EXAMPLE = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])  # two rows, one of them padded: what converters look at
 INPUTS = ("ids", "mask", "types")
 
 
-class Plain(nn.Module):
+class PlainModel(nn.Module):
     """A Hugging Face model with its inputs in a fixed order and one tensor of logits."""
 
     def __init__(self, model: Any) -> None:
@@ -39,22 +39,24 @@ class Plain(nn.Module):
         return logits
 
 
-def plain(ground: Ground, attention: str | None = None, dtype: torch.dtype = torch.float32) -> Plain:
+def load_plain_model(
+    ground: BenchModel, attention: str | None = None, dtype: torch.dtype = torch.float32
+) -> PlainModel:
     """The run folder as plain transformers opens it: with SDPA where the model has it, unless told otherwise."""
     auto = getattr(transformers, ground.auto_class)
     with quiet_transformers():
         model = auto.from_pretrained(
             ground.run, attn_implementation=attention, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
-    return Plain(model.eval()).eval()
+    return PlainModel(model.eval()).eval()
 
 
-def fill(ground: Ground) -> int:
+def padding_token(ground: BenchModel) -> int:
     """The token that stands where a row has ended."""
     return int(transformers.AutoConfig.from_pretrained(ground.run).pad_token_id or 0)
 
 
-def pad(batch: Batch, blank: int) -> Padded:
+def pad_batch(batch: EncodedBatch, blank: int) -> Padded:
     """Rows → rectangles as wide as the longest."""
     wide = max(len(row.ids) for row in batch)
     made = {name: np.full((len(batch), wide), blank if name == "ids" else 0, dtype=np.int64) for name in INPUTS}
@@ -64,27 +66,27 @@ def pad(batch: Batch, blank: int) -> Padded:
     return made
 
 
-def unpad(logits: NDArray[Any], batch: Batch) -> Logits:
+def unpad_logits(logits: NDArray[Any], batch: EncodedBatch) -> Logits:
     """Rectangles → rows, filler left out where every token answers."""
     if logits.ndim == 2:
         return list(logits)
     return [part[: len(row.ids)] for part, row in zip(logits, batch, strict=True)]
 
 
-def tensors(padded: Padded) -> tuple[Tensor, Tensor, Tensor]:
+def padded_tensors(padded: Padded) -> tuple[Tensor, Tensor, Tensor]:
     """The same as PyTorch takes it, without a copy."""
     ids, mask, types = (torch.from_numpy(padded[name]) for name in INPUTS)
     return ids, mask, types
 
 
-def example(blank: int) -> tuple[Tensor, Tensor, Tensor]:
+def example_inputs(blank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs for a converter to trace."""
     mask = (EXAMPLE > 0).astype(np.int64)
-    return tensors({"ids": np.where(mask > 0, EXAMPLE, blank), "mask": mask, "types": np.zeros_like(mask)})
+    return padded_tensors({"ids": np.where(mask > 0, EXAMPLE, blank), "mask": mask, "types": np.zeros_like(mask)})
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silence_converters() -> Iterator[None]:
     """Converters warn of every shape they trace; we check their answers instead."""
     told = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from offramp.evaluation.peers import Answer, Batch, Ground, Logits, Variant, _padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
 
-VARIANTS = (Variant("hf-eager", "fp32"), Variant("hf-sdpa", "fp32"), Variant("hf-sdpa", "bf16"))
+VARIANTS = (EngineVariant("hf-eager", "fp32"), EngineVariant("hf-sdpa", "fp32"), EngineVariant("hf-sdpa", "bf16"))
 
 
-def load(ground: Ground, variant: Variant) -> Answer:
+def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
     """The model in evaluation mode, without gradients."""
     dtype = torch.bfloat16 if variant.precision == "bf16" else torch.float32
-    model, blank = _padded.plain(ground, variant.engine.removeprefix("hf-"), dtype), _padded.fill(ground)
+    model, blank = (
+        _padded.load_plain_model(ground, variant.engine.removeprefix("hf-"), dtype),
+        _padded.padding_token(ground),
+    )
 
-    def answer(batch: Batch) -> Logits:
+    def answer(batch: EncodedBatch) -> Logits:
         with torch.inference_mode():
-            made = model(*_padded.tensors(_padded.pad(batch, blank)))
-        return _padded.unpad(made.float().numpy(), batch)
+            made = model(*_padded.padded_tensors(_padded.pad_batch(batch, blank)))
+        return _padded.unpad_logits(made.float().numpy(), batch)
 
     return answer

@@ -10,40 +10,43 @@ from pathlib import Path
 import torch
 
 from offramp.errors import need
-from offramp.evaluation.peers import Answer, Batch, Ground, Logits, Variant, _padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
 from offramp.utils.files import atomic_replace
 
-VARIANTS = (Variant("onnxruntime", "fp32"), Variant("onnxruntime", "int8"))
+VARIANTS = (EngineVariant("onnxruntime", "fp32"), EngineVariant("onnxruntime", "int8"))
 OPSET = 18
 
 
-def load(ground: Ground, variant: Variant) -> Answer:
+def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
     """A session over the exported (and perhaps quantised) graph."""
     try:
         import onnx  # noqa: F401  # the exporter and the quantiser need it
         import onnxruntime
     except ImportError as error:
         raise need("bench", error.name or "onnxruntime") from error
-    path, blank = _quantised(ground) if variant.precision == "int8" else _exported(ground), _padded.fill(ground)
+    path, blank = (
+        _quantised(ground) if variant.precision == "int8" else _exported(ground),
+        _padded.padding_token(ground),
+    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = ground.threads, 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     inputs = [given.name for given in session.get_inputs()]  # a model without token types has lost that input
 
-    def answer(batch: Batch) -> Logits:
-        padded = _padded.pad(batch, blank)
+    def answer(batch: EncodedBatch) -> Logits:
+        padded = _padded.pad_batch(batch, blank)
         (made,) = session.run(None, {name: padded[name] for name in inputs})
-        return _padded.unpad(made, batch)
+        return _padded.unpad_logits(made, batch)
 
     return answer
 
 
-def _exported(ground: Ground) -> Path:
+def _exported(ground: BenchModel) -> Path:
     path = Path(ground.work) / "model.onnx"
     if not path.is_file():
         axes = {name: {0: "rows", 1: "tokens"} for name in _padded.INPUTS}
-        model, given = _padded.plain(ground), _padded.example(_padded.fill(ground))
-        with atomic_replace(path) as fresh, torch.inference_mode(), _padded.hushed():
+        model, given = _padded.load_plain_model(ground), _padded.example_inputs(_padded.padding_token(ground))
+        with atomic_replace(path) as fresh, torch.inference_mode(), _padded.silence_converters():
             torch.onnx.export(
                 model,
                 given,
@@ -57,12 +60,12 @@ def _exported(ground: Ground) -> Path:
     return path
 
 
-def _quantised(ground: Ground) -> Path:
+def _quantised(ground: BenchModel) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     path = Path(ground.work) / "model.int8.onnx"
     if not path.is_file():
-        with atomic_replace(path) as fresh, _padded.hushed():
+        with atomic_replace(path) as fresh, _padded.silence_converters():
             quantize_dynamic(
                 str(_exported(ground)),
                 str(fresh),
