@@ -23,12 +23,12 @@ import numpy as np
 
 from offramp import __version__
 from offramp.calibration import risk as risks
+from offramp.calibration.calibrate import CalibrationContext
 from offramp.calibration.replay import record_exits
-from offramp.calibration.scores import select_rows
-from offramp.calibration.subject import CalibrationContext
+from offramp.calibration.risk import disagreement_evaluator
 from offramp.cli._options import key_values
 from offramp.cli.printing.progress import row_bar
-from offramp.commands.calibrate import disagreement_evaluator, prove_risk
+from offramp.commands.calibrate import prove_risk
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin, data_and_split, hardware, labelled_data, model_name
@@ -63,15 +63,15 @@ def repeat_proofs(
         raise OfframpError(f"{trials.rows} rows for each proof", f"{len(rows)} rows", fix)
     risks.check_provable(trials.risk, trials.confidence, trials.rows - trials.rows // 2)
     data, started = labelled_data(predictor, rows, origin), time.perf_counter()
-    subject = CalibrationContext(predictor.network, method, data)
+    context = CalibrationContext(predictor.network, method, data)
     policy = method.policy(predictor.network, method.settings())
     recording = record_exits(predictor.network, data, engine=predictor.engine, policy=policy)
     losses, shares, cheaper = [], [], 0
     for trial in range(trials.trials):
         drawn = np.zeros(len(rows), dtype=bool)
         drawn[np.random.default_rng(trial).permutation(len(rows))[: trials.rows]] = True
-        proven = prove_risk(*select_rows(subject, recording, drawn), trials.risk, trials.confidence)
-        row_losses, share = disagreement_evaluator(*select_rows(subject, recording, ~drawn))(proven.settings)
+        proven = prove_risk(*context.select_rows(drawn, recording), trials.risk, trials.confidence)
+        row_losses, share = disagreement_evaluator(*context.select_rows(~drawn, recording))(proven.settings)
         losses.append(float(row_losses.mean()))
         shares.append(share)
         cheaper += proven.settings != asdict(method.settings())

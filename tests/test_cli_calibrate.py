@@ -78,8 +78,8 @@ BAD_CALIBRATION = {
     "too few rows": (["--risk", "0.0001"], ["calibration rows", "at least 59912"]),
     "impossible risk": (["--risk", "2"], ["risk=2"]),
     "bad budget": (["--budget", "7"], ["budget=7"]),
-    "bad loss": (["--max-loss", "-1"], ["--max-loss -1"]),
-    "two wishes": (["--budget", "0.5", "--max-loss", "0.1"], ["give one of them"]),
+    "bad loss": (["--max-loss", "-1"], ["max_loss=-1"]),
+    "two wishes": (["--budget", "0.5", "--max-loss", "0.1"], ["give only one of them"]),
 }
 
 

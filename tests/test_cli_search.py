@@ -29,7 +29,7 @@ def test_search_finds_points_and_budgets_use_them(
     run = runs.train(base, tmp_path, "length_adaptive", schedule=quick)
     data = rows("new.jsonl", runs.rows("classification", 20, 3))
     assert call("eval", run, "--data", data, "--budget", 0.8).code == 0  # a quick curve was made by training
-    monkeypatch.setattr("offramp.calibration.length_search.FIRST", 3)
+    monkeypatch.setattr("offramp.calibration.length_search.FIRST_POPULATION", 3)
     words = ["--data", data, "--iterations", 1, "--mutations", 2, "--crossovers", 2, "--rows", 8, "--budget", 0.8]
     said = call("search", run, *words)
     assert said.code == 0 and "for budget 0.8" in said.out, said.err
@@ -43,7 +43,7 @@ def test_search_finds_points_and_budgets_use_them(
     again = call("search", run, *words, "--resume")
     assert again.code == 0 and "iteration" not in again.err  # everything was tried before
     refused = call("search", run, *words)
-    assert refused.code == 2 and "--resume to go on" in refused.err
+    assert refused.code == 2 and "--resume to continue" in refused.err
     assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6").code == 2
     assert call("eval", run, "--data", data, "--set", "lengths=0.8,0.6,0.7").code == 2
     assert "lengths=" in call("info", run).out

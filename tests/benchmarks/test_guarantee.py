@@ -11,7 +11,7 @@ import pytest
 from benchmarks.guarantee import Trials, repeat_proofs
 
 from benchmarks import guarantee
-from offramp.commands.calibrate import DisagreementEvaluator
+from offramp.calibration.risk import DisagreementEvaluator
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin
 from offramp.inference.operating_points import RiskGuarantee

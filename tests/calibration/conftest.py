@@ -36,5 +36,5 @@ def either(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small first population, few settings of exits."""
-    monkeypatch.setattr(search, "FIRST", 4)
-    monkeypatch.setattr(calibrate, "EXITS", 6)
+    monkeypatch.setattr(search, "FIRST_POPULATION", 4)
+    monkeypatch.setattr(calibrate, "PAIR_POINTS", 6)

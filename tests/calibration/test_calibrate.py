@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from offramp import methods
 from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.calibration.replay import record_exits, replay
-from offramp.calibration.subject import CANDIDATES, threshold_cuts
+from offramp.calibration.thresholds import CUTS, threshold_cuts
 from offramp.data.tokenization import Encoded
 from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
@@ -56,7 +56,7 @@ def test_the_first_look_is_bounded_where_each_setting_is_a_pass(monkeypatch: pyt
     def many(count: int, tokens: int) -> Data:
         return Data([{"text": ""}] * count, [Encoded([5] * tokens, [], n, [], [], 0) for n in range(count)])
 
-    monkeypatch.setattr("offramp.calibration.calibrate.FEW", 20)
+    monkeypatch.setattr("offramp.calibration.calibrate.FEW_ROWS", 20)
     lengths, exits = methods.get("length_adaptive"), methods.get("branchynet")
     sizes = {(rows, tokens): len(calibration_subset(lengths, many(rows, tokens)).rows)
              for rows, tokens in ((30, 9), (3000, 9), (900, 400), (300, 9000))}  # fmt: skip
@@ -114,7 +114,7 @@ def test_the_run_itself_was_calibrated_on_its_dev_rows(trained: Path) -> None:
 @given(arrays(np.float64, st.integers(1, 200), elements=st.floats(0, 5).map(lambda x: round(x, 3))))
 def test_no_value_stands_on_a_cut(values: np.ndarray) -> None:
     made = threshold_cuts(values)
-    assert made == sorted(made) and len(made) <= CANDIDATES + 1
+    assert made == sorted(made) and len(made) <= CUTS + 1
     assert not set(made) & set(values) and values.min() < made[0] and values.max() < made[-1]
     parted = {tuple(values < cut) for cut in made}
-    assert len(parted) == min(CANDIDATES + 1, len(np.unique(values))) == len(made)
+    assert len(parted) == min(CUTS + 1, len(np.unique(values))) == len(made)

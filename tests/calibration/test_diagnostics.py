@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from offramp.calibration import calibrate as module
-from offramp.calibration import subject
 from offramp.calibration.diagnostics import calibration_warnings, collapsed_exits
 from offramp.calibration.replay import ExitRecording
 from offramp.core.cost import HeadCost
@@ -38,7 +37,7 @@ def warned(
     if dear:
         for exit_head in model.network.exit_heads.values():
             exit_head.cost = HeadCost(10**9, 0)
-    monkeypatch.setattr(subject, "record_exits", lambda *_, **__: tape)
+    monkeypatch.setattr(module, "record_exits", lambda *_, **__: tape)
     return module.calibrate(model.network, model.model.method, data, "rows", "").warnings
 
 
@@ -51,10 +50,10 @@ def test_good_exits_are_nothing_to_complain_of(trained: Path, monkeypatch: pytes
 
 def test_collapsed_heads_are_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (only,) = warned(trained, monkeypatch, {**GOOD, 0: said(torch.zeros(COUNT, dtype=torch.int64), 0.1)})
-    assert only.startswith("off-ramp 0:") and "collapsed" in only
+    assert only.startswith("exit 0:") and "collapsed" in only
     flat = said(torch.ones(COUNT, dtype=torch.int64), 0.1)
     both = warned(trained, monkeypatch, {**GOOD, 0: flat, 2: flat})
-    assert both[0].startswith("off-ramps 0, 2:")
+    assert both[0].startswith("exits 0, 2:")
 
 
 def test_one_answer_is_no_collapse_where_the_full_model_gives_it_too(
@@ -94,10 +93,10 @@ def test_exits_that_nobody_may_take_are_not_complained_of(
     flat = said(torch.zeros(COUNT, dtype=torch.int64), 0.1)
     model = Predictor.load(run)
     data = Data(ROWS, model.prepare(ROWS))
-    real = subject.CalibrationContext(model.network, model.model.method, data).record()
+    real = module.CalibrationContext(model.network, model.model.method, data).record()
     for layers, named in (((1,), 0), ((2,), 1)):
         tape = replace(real, logits={**{n: said(TRUTH) for n in real.logits}, **dict.fromkeys(layers, flat)})
-        monkeypatch.setattr(subject, "record_exits", lambda *_, tape=tape, **__: tape)
+        monkeypatch.setattr(module, "record_exits", lambda *_, tape=tape, **__: tape)
         found = module.calibrate(model.network, model.model.method, data, "rows", "").warnings
         collapses = [warning for warning in found if "collapsed" in warning]
         assert len(collapses) == named and all("head=…" in warning for warning in collapses)

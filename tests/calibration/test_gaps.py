@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from offramp.calibration.gaps import PASSES, refine_grid
+from offramp.calibration.grids import EXTRA_RUNS, refine_grid
 from offramp.inference.operating_points import OperatingPoint
 
 GRID = (3.0, 2.0, 1.0, 0.5)
@@ -38,5 +38,5 @@ def test_no_pass_is_spent_where_nothing_is_lost() -> None:
 
 def test_no_pass_is_spent_where_nobody_would_go() -> None:
     asked, _ = ladder(lambda scale: 0.9 if scale < 0.2 else 0.5 - 0.1 * scale)
-    assert len(asked) == PASSES
+    assert len(asked) == EXTRA_RUNS
     assert max(asked) < 0.5, "below half the score nothing is worth a pass"

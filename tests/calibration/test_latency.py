@@ -20,11 +20,12 @@ from offramp.calibration.latency import (
     find_latency_point,
     rows_of_all_lengths,
 )
-from offramp.calibration.time_model import NAMES, TimeModel
+from offramp.calibration.time_model import FEATURES, TimeModel
 from offramp.engines import How
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
-from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints, parse_latency
+from offramp.inference.budget import parse_latency
+from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
@@ -58,10 +59,10 @@ def test_the_most_accurate_point_in_time(ms: float, percentile: float, threshold
 
 def test_what_cannot_be_met_says_what_can() -> None:
     known = found([4.0, 4.0], [6.0, 6.0], [9.0, 9.0])
-    with pytest.raises(OfframpError, match=r"fastest point takes 4ms(.|\n)*ask for 4\.4ms"):
+    with pytest.raises(OfframpError, match=r"fastest point takes 4ms(.|\n)*give 4\.4ms"):
         choose_in_time(known, points(), LatencyRequest(0.001))
     with pytest.raises(OfframpError, match="fastest point takes 8ms"):
-        choose_in_time(known, points(), LatencyRequest(0.005), factor=2.0)
+        choose_in_time(known, points(), LatencyRequest(0.005), slowdown=2.0)
 
 
 def test_a_real_run_has_the_last_word(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def test_prices_are_measured_once_and_again_elsewhere(
 
     def cheap(model: Predictor, texts: runs.Rows) -> TimeModel:
         calls.append(len(texts))
-        return TimeModel(dict.fromkeys(NAMES, 1.0), 0.0, 1, prices.measurement_place(model))
+        return TimeModel(dict.fromkeys(FEATURES, 1.0), 0.0, 1, prices.measurement_place(model))
 
     monkeypatch.setattr(prices, "measure_time_model", cheap)
     first = prices.time_model_of(model, tmp_path, [])
@@ -113,13 +114,13 @@ def test_old_points_are_never_read(trained: Path, tmp_path: Path, monkeypatch: p
 def lasting(own: Path, ms: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A run that was priced when all took `ms`, on a machine where by now all takes 1; prices as they were used."""
     place, used = prices.measurement_place(Predictor.load(own, "torch")), list[float]()
-    prices.store_time_model(own, TimeModel(dict.fromkeys(NAMES, ms), 0.0, 1, place))
+    prices.store_time_model(own, TimeModel(dict.fromkeys(FEATURES, ms), 0.0, 1, place))
 
     def priced(model: Predictor, points: OperatingPoints, data: Data, found: TimeModel) -> list[PredictedLatency]:
         used.append(found.ms["call"])
         return [PredictedLatency(point, np.full(len(data.rows), used[-1])) for point in points.points]
 
-    monkeypatch.setattr(prices, "measure_time_model", lambda *_: TimeModel(dict.fromkeys(NAMES, 1.0), 0.0, 1, place))
+    monkeypatch.setattr(prices, "measure_time_model", lambda *_: TimeModel(dict.fromkeys(FEATURES, 1.0), 0.0, 1, place))
     monkeypatch.setattr(latency, "predict_latencies", priced)
     monkeypatch.setattr(latency, "measure_latencies", lambda model, point, rows: np.ones(len(rows)))
     return used
@@ -142,7 +143,7 @@ def test_times_that_keep_changing_are_measured_anew_too(
 ) -> None:
     own, rows = Path(shutil.copytree(trained, tmp_path / "run")), runs.rows("classification", 10)
     used = lasting(own, 1e-9, monkeypatch)
-    monkeypatch.setattr(latency, "TRIES", 1)
+    monkeypatch.setattr(latency, "ATTEMPTS", 1)
     slow = iter([9.0, 1.0])  # the first check is disturbed
     monkeypatch.setattr(latency, "measure_latencies", lambda model, point, rows: np.full(len(rows), next(slow)))
     assert find_latency_point(str(own), points(), rows, "rows", LatencyRequest(0.005, engine="torch")).measured == 1.0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from offramp.calibration import calibrate
 from offramp.calibration import length_search as searching
+from offramp.calibration.calibrate import CalibrationContext
 from offramp.calibration.grids import cliff_lengths, constant_length_grid, length_macs
 from offramp.calibration.length_search import (
     SearchPlan,
@@ -28,7 +29,6 @@ from offramp.calibration.length_search import (
     promising_configurations,
     search_lengths,
 )
-from offramp.calibration.subject import CalibrationContext
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.methods._base import PairMethod
@@ -62,7 +62,7 @@ def test_crossing_is_the_mean_rounded_up() -> None:
 
 def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
     given, model = subject(run), Predictor.load(run)
-    lengths = searching._lengths(given)
+    lengths = searching.row_lengths(given)
     costs = [
         float(length_macs(model.network, step, lengths).sum())
         for step in constant_length_grid(model.network, lengths, 5)
@@ -77,7 +77,7 @@ def test_the_first_population_has_cliffs_none_of_them_below_what_was_trained(run
     made = cliff_lengths(network, 99)
     assert made == cliffs(shortest(network)) and made
     assert cliff_lengths(network, 1) == made[:1]
-    first = list(searching._first(subject(run)))
+    first = list(searching.first_population(subject(run)))
     assert {tuple(math.ceil(100 * share - 1e-9) for share in one) for one in made} <= set(first)
 
 
@@ -85,7 +85,7 @@ def test_rough_answers_rank_as_precise_ones_do(either: Path) -> None:
     """Searching in bfloat16 may turn single answers, not costs of lengths, nor what is found good."""
     exact = subject(either, 60)
     rough, full = replace(exact, bfloat16=True), exact.predictions(exact.run({}, None))
-    gene = list(searching._first(exact))[1]
+    gene = list(searching.first_population(exact))[1]
     for one, other in zip(
         evaluate_configuration(exact, gene, full), evaluate_configuration(rough, gene, full), strict=True
     ):
@@ -106,7 +106,7 @@ def test_counted_costs_are_those_of_a_real_run(either: Path) -> None:
         full = model.full_macs(given.data.encoded)
         assert outcome.macs.sum() / full == pytest.approx(one.points[-1].mac_share)
         if not isinstance(given.method, PairMethod):
-            counted = length_macs(model.network, kept_shares(one.gene), searching._lengths(given))
+            counted = length_macs(model.network, kept_shares(one.gene), searching.row_lengths(given))
             assert outcome.macs == pytest.approx(counted.numpy())
     later = sum(one.iteration == 1 for one in found)
     assert [news.left for news in tried if news.iteration == 1] == list(range(later))[::-1]
@@ -135,7 +135,7 @@ def test_a_saturated_population_ends_the_search(run: Path, monkeypatch: pytest.M
 def test_nobody_is_bred_below_what_was_trained(run: Path) -> None:
     given = subject(run)
     before = search_lengths(given, SearchPlan(0), [], lambda _: None)
-    lengths = searching._lengths(given)
+    lengths = searching.row_lengths(given)
     least = length_macs(given.network, kept_shares(before[0].gene), lengths).sum()
     made = breed(given, before, SearchPlan(1, 20, 20), 1)
     assert made and all(length_macs(given.network, kept_shares(gene), lengths).sum() >= least for gene in made)
@@ -145,7 +145,7 @@ def test_nobody_is_bred_below_what_was_trained(run: Path) -> None:
 def test_what_keeps_as_many_tokens_of_every_row_is_not_tried_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rows of a few tokens a hundredth more or less keeps the same ones."""
     given = subject(run)
-    lengths = searching._lengths(given)
+    lengths = searching.row_lengths(given)
     before = search_lengths(given, SearchPlan(0), [], lambda _: None)
     known = [length_macs(given.network, kept_shares(one.gene), lengths).tolist() for one in before]
     monkeypatch.setattr(searching, "mutate", lambda gene, rng: tuple(part - 1 for part in gene))
@@ -179,7 +179,7 @@ def test_the_best_of_every_range_of_costs_may_breed() -> None:
 def test_exits_of_a_pair_are_scored_on_rows_they_were_not_found_on(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, scored = [], []
     real_search, real_pointer = calibrate.search_exit_settings, calibrate.point_evaluator
-    monkeypatch.setattr(calibrate, "FEW", 20)
+    monkeypatch.setattr(calibrate, "FEW_ROWS", 20)
     monkeypatch.setattr(
         calibrate, "search_exit_settings", lambda s, *a: found.append(s.data.rows) or real_search(s, *a)
     )

@@ -61,4 +61,4 @@ def test_halves_share_no_row() -> None:
 
 def test_binary_losses_use_the_exact_binomial() -> None:
     losses = np.array([1.0] + [0.0] * 99)
-    assert risks.p_value(losses, 0.05, whole=True) == pytest.approx(0.95**100 + 100 * 0.05 * 0.95**99)
+    assert risks.p_value(losses, 0.05, binary=True) == pytest.approx(0.95**100 + 100 * 0.05 * 0.95**99)

@@ -10,11 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from offramp.calibration.calibrate import calibrate
+from offramp.calibration.calibrate import (
+    CalibrationContext,
+    calibrate,
+    candidate_settings,
+    point_evaluator,
+    search_exit_settings,
+)
 from offramp.calibration.replay import ExitRecording, record_exits
-from offramp.calibration.scores import cross_fitted_gains, keeps_at_least, monotone_scores, select_rows, shrink_scores
-from offramp.calibration.subject import CalibrationContext, candidate_settings, point_evaluator, search_exit_settings
+from offramp.calibration.scores import cross_fitted_gains, keeps_at_least, monotone_scores, shrink_scores
 from offramp.calibration.thresholds import ExitTable, evaluate_thresholds
+from offramp.inference.budget import Budget
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, pack_rows
@@ -72,7 +78,7 @@ def test_of_many_settings_the_chosen_one_loses_what_was_allowed(spread: float, s
     for seed in range(100):
         points, truths, loosest, worth = many(seed, spread, slope)
         kept = monotone_scores(pareto_front(shrink_scores(points, True), loosest, True)[:-1], True)
-        chosen = OperatingPoints("accuracy", True, {}, (*kept, loosest)).choose(None, 0.01)
+        chosen = OperatingPoints("accuracy", True, {}, (*kept, loosest)).choose(Budget.loss(0.01))
         lost.append(0.0 if chosen is loosest else worth - truths[chosen.settings["i"]])
     assert np.mean(lost) < 0.0105
 
@@ -118,7 +124,7 @@ def test_max_loss_keeps_its_promise_on_average() -> None:
             "accuracy", True, {}, pareto_front(monotone_scores(ladder_of(rows), True), loosest, True)
         )
         for allowed, found in lost.items():
-            chosen = real[points.choose(None, allowed).settings["i"]]
+            chosen = real[points.choose(Budget.loss(allowed)).settings["i"]]
             found.append(real[-1].score - chosen.score)
             shares.append(chosen.mac_share)
     for allowed, found in lost.items():
@@ -173,7 +179,7 @@ def test_a_part_of_a_recording_is_the_recording_of_a_part(every_task: dict[str, 
     model, rows = Predictor.load(every_task[kind]), runs.rows(kind, 20, 4)
     subject = CalibrationContext(model.network, model.model.method, Data(rows, model.prepare(rows)))
     chosen = np.arange(20) % 3 == 1
-    some, tape = select_rows(subject, record_exits(model.network, subject.data), chosen)
+    some, tape = subject.select_rows(chosen, record_exits(model.network, subject.data))
     again = Data([row for row, wanted in zip(rows, chosen, strict=True) if wanted], [])
     again = Data(again.rows, model.prepare(again.rows))
     assert some.data == again
@@ -188,10 +194,10 @@ def test_enough_rows_are_searched_and_few_are_not(trained: Path, monkeypatch: py
     from offramp.calibration import calibrate as module
 
     asked = []
-    monkeypatch.setattr(module, "FEW", 20)
+    monkeypatch.setattr(module, "FEW_ROWS", 20)
     monkeypatch.setattr(module, "cross_fitted_gains", lambda subject, *_: asked.append(len(subject.data.rows)) or [])
     model = Predictor.load(trained)
-    for count in (module.FEW - 1, module.FEW):
+    for count in (module.FEW_ROWS - 1, module.FEW_ROWS):
         rows = runs.rows("classification", count, 5)
         calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
-    assert asked == [module.FEW]
+    assert asked == [module.FEW_ROWS]

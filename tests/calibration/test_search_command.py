@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
+from offramp.calibration.calibrate import CalibrationContext
 from offramp.calibration.length_search import (
+    SEARCH_FILE,
     SearchPlan,
     SearchProgress,
     configuration_front,
     promising_configurations,
+    score_found,
     search_lengths,
+    split_search_rows,
 )
-from offramp.calibration.subject import CalibrationContext
 from offramp.commands.calibrate import recalibrate, searched_settings
-from offramp.commands.search import FILE, SearchRequest, score_found, search_run, split_search_rows
+from offramp.commands.search import SearchRequest, search_run
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import pareto_front
 from offramp.inference.predictor import Predictor
@@ -54,8 +57,8 @@ def go(own: Path, wish: SearchRequest, say: Callable[[SearchProgress], None] = l
 def test_an_interrupted_search_goes_on_to_the_same_end(own: Path) -> None:
     expected = go(own, SearchRequest(SMALL, 12))
     assert expected["data"]["search_rows"] == 12 and expected["data"]["rows"] == 18
-    state = json.loads((own / FILE).read_text())
-    (own / FILE).unlink()
+    state = json.loads((own / SEARCH_FILE).read_text())
+    (own / SEARCH_FILE).unlink()
     heard: list[SearchProgress] = []
 
     def stop(news: SearchProgress) -> None:
@@ -65,11 +68,11 @@ def test_an_interrupted_search_goes_on_to_the_same_end(own: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         go(own, SearchRequest(SMALL, 12), stop)
-    kept = len(json.loads((own / FILE).read_text())["found"])
+    kept = len(json.loads((own / SEARCH_FILE).read_text())["found"])
     assert kept == len(heard)
     again: list[SearchProgress] = []
     assert go(own, SearchRequest(SMALL, 12, resume=True), again.append) == expected
-    assert json.loads((own / FILE).read_text()) == state and len(again) == len(state["found"]) - kept
+    assert json.loads((own / SEARCH_FILE).read_text()) == state and len(again) == len(state["found"]) - kept
 
 
 def test_points_are_what_the_scored_rows_show(own: Path) -> None:
@@ -91,14 +94,14 @@ def test_points_are_what_the_scored_rows_show(own: Path) -> None:
 def test_a_search_of_something_else_is_refused(run: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(run, tmp_path / "own"))
     go(own, SearchRequest(SearchPlan(0), 12))
-    state, points = json.loads((own / FILE).read_text()), (own / "points.json").read_text()
+    state, points = json.loads((own / SEARCH_FILE).read_text()), (own / "points.json").read_text()
     for what in ("model", "rows", "search_rows", "seed"):
-        (own / FILE).write_text(json.dumps({**state, what: "other"}))
+        (own / SEARCH_FILE).write_text(json.dumps({**state, what: "other"}))
         for resume in (True, False):
             with pytest.raises(OfframpError, match=r"other.*\n.*move search\.json away to start a new one"):
                 go(own, SearchRequest(SearchPlan(0), 12, resume=resume))
     for damage in ("{", "[]", "7", json.dumps({**state, "found": [{}]})):
-        (own / FILE).write_text(damage)
+        (own / SEARCH_FILE).write_text(damage)
         with pytest.raises(OfframpError, match=r"damaged.*search\.json\n.*leave --resume out, or remove the file"):
             go(own, SearchRequest(SearchPlan(0), 12, resume=True))
     assert (own / "points.json").read_text() == points
@@ -109,10 +112,10 @@ def test_the_same_search_is_not_begun_again_unasked(run: Path, tmp_path: Path) -
     own = Path(shutil.copytree(run, tmp_path / "own"))
     go(own, SearchRequest(replace(SMALL, iterations=0), 12))  # how many there are to be is no other search
     before = runs.files(own)
-    with pytest.raises(OfframpError, match=r"--resume to go on, or remove search\.json to start over"):
+    with pytest.raises(OfframpError, match=r"--resume to continue, or remove search\.json to start over"):
         go(own, SearchRequest(SMALL, 12))
     assert runs.files(own) == before
-    (own / FILE).unlink()
+    (own / SEARCH_FILE).unlink()
     go(own, SearchRequest(SearchPlan(0), 11))
 
 
@@ -178,7 +181,11 @@ def test_scoring_tells_how_far_it_is(own: Path) -> None:
     told: list[tuple[int, int]] = []
     rows = runs.rows("classification", 30, 5)
     search_run(
-        str(own), rows, "some/new.jsonl", SearchRequest(SearchPlan(0), 12), scoring=lambda *news: told.append(news)
+        str(own),
+        rows,
+        "some/new.jsonl",
+        SearchRequest(SearchPlan(0), 12),
+        report_scoring=lambda *news: told.append(news),
     )
     assert len(told) > 1 and told == [(done, len(told) - 1) for done in range(len(told))]
 

@@ -12,7 +12,7 @@ import torch
 from offramp import engines
 from offramp.calibration import time_model as prices
 from offramp.calibration.latency import predict_latencies
-from offramp.calibration.time_model import NAMES, TimeModel, fit_time_model, measurement_place, trace_features
+from offramp.calibration.time_model import FEATURES, TimeModel, fit_time_model, measurement_place, trace_features
 from offramp.core.cost import Event
 from offramp.engines import How
 from offramp.inference.predictor import Predictor
@@ -28,20 +28,20 @@ def log(*events: tuple[str, int, list[int], list[int], list[int]]) -> list[Event
 def test_features_count_what_was_done_for_each_row() -> None:
     done = log(("embed", 0, [0, 1], [4, 6], [4, 6]), ("attend", 1, [0, 1], [4, 0], [4, 6]), ("feed", 1, [0], [3], [4]),
                ("head", 1, [0, 1], [4, 6], [4, 6]), ("head", 2, [1], [6], [6]))  # fmt: skip
-    first, second = (dict(zip(NAMES, row, strict=True)) for row in trace_features(done, 2, [4, 6]))
+    first, second = (dict(zip(FEATURES, row, strict=True)) for row in trace_features(done, 2, [4, 6]))
     assert (first["attend"], first["attend.token"], first["attend.pair"]) == (1, 4, 16)
     assert (first["feed"], first["feed.token"], first["head"], first["text.token"]) == (1, 3, 1, 4)
     assert (second["attend"], second["attend.pair"], second["feed"]) == (0, 0, 0)  # nobody asked: nothing was done
     assert (second["head"], second["head.token"], second["embed.token"], second["call"]) == (2, 12, 6, 1)
-    assert trace_features(done, 2)[0][NAMES.index("text")] == 0
+    assert trace_features(done, 2)[0][FEATURES.index("text")] == 0
 
 
 def test_the_fit_recovers_known_prices() -> None:
     rng = np.random.default_rng(0)
-    seen = rng.integers(1, 60, (80, len(NAMES))).astype(np.float64)
-    true = dict.fromkeys(NAMES, 0.0) | {"call": 0.4, "attend": 0.2, "attend.token": 0.03, "attend.pair": 0.0005,
+    seen = rng.integers(1, 60, (80, len(FEATURES))).astype(np.float64)
+    true = dict.fromkeys(FEATURES, 0.0) | {"call": 0.4, "attend": 0.2, "attend.token": 0.03, "attend.pair": 0.0005,
                                         "feed.token": 0.05, "head": 0.1}  # fmt: skip
-    ms = seen @ np.array([true[name] for name in NAMES])
+    ms = seen @ np.array([true[name] for name in FEATURES])
     found, error = fit_time_model(seen, ms)
     assert found == pytest.approx(true, abs=1e-9) and error < 1e-9
     noisy, error = fit_time_model(seen, ms * rng.normal(1.0, 0.02, len(ms)))

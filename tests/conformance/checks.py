@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods, tasks
+from offramp.calibration.calibrate import CalibrationContext, candidate_settings
 from offramp.calibration.replay import record_exits, replay
-from offramp.calibration.subject import CalibrationContext, candidate_settings
 from offramp.core import cost
 from offramp.core.loop import Engine, Result, run
 from offramp.data.tokenization import Encoded

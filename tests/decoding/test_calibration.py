@@ -92,7 +92,7 @@ def test_thresholds_are_scored_on_rows_they_were_not_found_on(
     found: list[object] = []
     scored: list[object] = []
     evaluator = calibrate.point_evaluator
-    monkeypatch.setattr(calibrate, "FEW", 12)
+    monkeypatch.setattr(calibrate, "FEW_ROWS", 12)
     monkeypatch.setattr(calibrate, "decoder_candidates", lambda _, data: found.extend(data.rows) or [{}])
     monkeypatch.setattr(calibrate, "point_evaluator", lambda s, *a: scored.extend(s.data.rows) or evaluator(s, *a))
     calibrate.calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")

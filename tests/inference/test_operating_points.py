@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
+from offramp.inference.budget import Budget
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 
 DATA = {"name": "dev", "rows": 100, "fingerprint": "0"}
@@ -43,31 +44,31 @@ CURVE = points((0.1, 0.80), (0.3, 0.896), (0.5, 0.91), (0.7, 0.905), (1.0, 0.90)
 def test_budget_to_point(budget: float | None, share: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert CURVE.choose(budget).mac_share == share
+        assert CURVE.choose(Budget.parse(budget)).mac_share == share
 
 
 def test_cheaper_than_all_is_the_cheapest_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"0\.05.*0\.100"):
-        assert CURVE.choose(0.05).mac_share == 0.1
+        assert CURVE.choose(Budget.share(0.05)).mac_share == 0.1
 
 
 def test_exactly_half_a_point_is_within_half_a_point() -> None:
-    assert points((0.2, 0.895), (1.0, 0.90)).choose(None).mac_share == 0.2
-    assert points((0.2, 0.8949), (1.0, 0.90)).choose(None).mac_share == 1.0
+    assert points((0.2, 0.895), (1.0, 0.90)).choose(Budget.default()).mac_share == 0.2
+    assert points((0.2, 0.8949), (1.0, 0.90)).choose(Budget.default()).mac_share == 1.0
 
 
 def test_lower_is_better() -> None:
     curve = points((0.1, 30.0), (0.4, 10.04), (0.6, 9.0), (1.0, 10.0), higher=False)
-    assert curve.choose(0.99).mac_share == 0.6
-    assert curve.choose(0.5).mac_share == 0.4
-    assert curve.choose(None).mac_share == 0.4  # within half a percent of the loosest perplexity
-    assert points((0.4, 10.06), (1.0, 10.0), higher=False).choose(None).mac_share == 1.0
+    assert curve.choose(Budget.share(0.99)).mac_share == 0.6
+    assert curve.choose(Budget.share(0.5)).mac_share == 0.4
+    assert curve.choose(Budget.default()).mac_share == 0.4  # within half a percent of the loosest perplexity
+    assert points((0.4, 10.06), (1.0, 10.0), higher=False).choose(Budget.default()).mac_share == 1.0
 
 
 @pytest.mark.parametrize("budget", [0.0, -0.5, 1.0001, 50.0, float("nan"), float("inf")])
 def test_budgets_that_are_no_share(budget: float) -> None:
     with pytest.raises(OfframpError, match="above 0 and at most 1"):
-        CURVE.choose(budget)
+        CURVE.choose(Budget.parse(budget))
 
 
 def test_pareto_keeps_what_nothing_beats() -> None:
@@ -101,7 +102,7 @@ def test_round_trip_and_damage(tmp_path: Path) -> None:
     (tmp_path / "points.json").write_text('{"metric": "accuracy", "higher_is_better": true, "data": {}, "points": []}')
     with pytest.raises(OfframpError, match=r"points\.json"):
         operating.load_points(tmp_path)
-    assert replace(CURVE, points=CURVE.points[-1:]).choose(None) == CURVE.full_point
+    assert replace(CURVE, points=CURVE.points[-1:]).choose(Budget.default()) == CURVE.full_point
 
 
 def weights(folder: Path, fill: int) -> Path:

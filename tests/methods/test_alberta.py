@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from offramp import engines, methods
-from offramp.calibration.calibrate import calibrate
+from offramp.calibration.calibrate import CalibrationContext, calibrate
 from offramp.calibration.replay import replay
-from offramp.calibration.subject import CalibrationContext
 from offramp.core.loop import Result, run
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import offramp
 from offramp import engines, methods, tasks
-from offramp.calibration.subject import candidate_settings
+from offramp.calibration.calibrate import candidate_settings
 from offramp.core import cost
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import offramp
-from offramp.calibration.subject import candidate_settings
+from offramp.calibration.calibrate import candidate_settings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods.faster_dat.options import FasterDATSettings

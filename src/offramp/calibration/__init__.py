@@ -1,1 +1,1 @@
-"""From what a user can afford to a method's settings."""
+"""Settings for every budget: found on held-out rows, by replay where a method allows it, and scored honestly."""

@@ -1,152 +1,353 @@
-"""Settings for a budget, found on held-out rows.
+"""Find the settings of a method that are worth using, on held-out rows.
 
-Methods that replay are recorded once; beside one threshold for all off-ramps a search gives each its own and a
-temperature, where that pays on rows it has not seen. The others run for real at a few settings, and at a few between
-them where steps are widest. A pair is both: for each of a few settings of its length method the exits are recorded and
-searched. Either way the result is the Pareto front, the loosest setting last.
+A method whose settings can be replayed is recorded once, and every setting is replayed on the recording. Beside one
+threshold for all exits, a search gives each exit its own threshold and a temperature; those settings are used where
+they win on rows they were not found on. Other methods run for real at a few settings, and at a few more where the
+steps between them are widest. A pair does both: for each of a few settings of its length method the exits are recorded
+and searched. The result is the Pareto front of cost and score, the full setting last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from offramp import engines, methods
 from offramp.calibration.diagnostics import calibration_warnings
-from offramp.calibration.gaps import refine_grid
-from offramp.calibration.replay import ExitRecording
+from offramp.calibration.grids import cliff_lengths, constant_length_grid, kept_tokens, refine_grid
+from offramp.calibration.replay import (
+    ExitRecording,
+    exit_table,
+    fit_temperatures,
+    record_exits,
+    replay,
+    replayed_state,
+)
 from offramp.calibration.scores import (
     costs_at_least,
     cross_fitted_gains,
-    even_rows,
     keeps_at_least,
     monotone_scores,
-    select_rows,
     shrink_scores,
 )
-from offramp.calibration.subject import (
-    CalibrationContext,
-    Predictions,
-    Settings,
-    candidate_settings,
-    point_evaluator,
-    search_exit_settings,
-    unique_settings,
-)
+from offramp.calibration.thresholds import CUTS, search_thresholds, threshold_cuts
+from offramp.core.columns import SCORED
+from offramp.core.policy import PairPolicy, Policy
 from offramp.decoding.calibration import decoder_candidates
-from offramp.inference.batching import full_macs, score_policy
+from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded, score_policy
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
+from offramp.nn.confidence import normalised_entropy
+from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.network import Network
-from offramp.nn.setting_space import FixedSpace, LengthSpace, ThresholdSpace
+from offramp.nn.setting_space import FixedSpace, IntegerSpace, LengthSpace, ThresholdSpace
 
-FEW = 200  # rows that are too few to search a threshold for every off-ramp
-ENOUGH, LONG = 1000, 100_000  # rows and tokens for a first look
-EXITS = 24  # of a pair, under each length setting
-BRIEF = 8  # generations of their search
+RERUNS = 8  # settings tried by methods that cannot be replayed
+EVEN, CLIFFS = 5, 4  # of those, where they are lengths: constant drops and cliffs, beside the shortest lengths
+FEW_ROWS = 200  # rows below which no threshold is searched for every exit
+SUBSET_ROWS, SUBSET_TOKENS = 1000, 100_000  # size of the subset that a training is calibrated on
+POINTS = 60  # settings with a threshold per exit that are kept
+GENERATIONS = 40  # of the search for them
+PAIR_POINTS, PAIR_GENERATIONS = 24, 8  # the same for a pair, under each length setting
+ENGINE, PRECISION = "torch", "fp32"  # what settings are calibrated on
+Settings = dict[str, Any]
+Predictions = list[dict[str, Any]]  # one prediction per row
+Evaluator = Callable[[Settings], OperatingPoint]
+
+
+@dataclass(frozen=True)
+class CalibrationContext:
+    """A method of a network and the rows it is calibrated on."""
+
+    network: Network
+    method: Method
+    data: Data
+    length_policy: Policy = field(default_factory=Policy)  # drops tokens where the method is the depth half of a pair
+    searched: Sequence[Settings] = ()  # settings that a length search found, tried beside those of the setting space
+    bfloat16: bool = False  # precise enough to rank settings that are scored again later
+
+    def record(self) -> ExitRecording:
+        """Return the outputs of every exit at the full setting."""
+        full = self.method.policy(self.network, self.method.settings())
+        policy = PairPolicy(self.length_policy, full) if self.method.replays else self.length_policy
+        with self._precision():
+            return record_exits(self.network, self.data, policy=policy)
+
+    @cached_property
+    def full_output(self) -> RunOutput:
+        """The real run at the full setting, which every setting is compared with."""
+        return self._run({})
+
+    def run(self, settings: Settings, recording: ExitRecording | None) -> RunOutput:
+        """Run one setting: replayed if there is a recording, else for real."""
+        return self.full_output if not settings and recording is None else self._run(settings, recording)
+
+    def _run(self, settings: Settings, recording: ExitRecording | None = None) -> RunOutput:
+        configured = methods.configure(self.method.settings, settings, self.method.name)
+        policy = self.method.policy(self.network, configured)
+        if recording is not None:
+            return replay(self.network, recording, policy)
+        engine = engines.make(ENGINE, self.network.encoder)
+        if self.network.decoder is None:  # no pair decodes
+            policy = PairPolicy(self.length_policy, policy)
+        with self._precision():
+            return run_encoded(self.network, engine, policy, self.data.encoded)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.network.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def subset(self, chosen: NDArray[np.bool_]) -> CalibrationContext:
+        """Return the same context on some of the rows."""
+        return replace(self, data=self.data.subset(chosen.tolist()))
+
+    def select_rows(
+        self, chosen: NDArray[np.bool_], recording: ExitRecording
+    ) -> tuple[CalibrationContext, ExitRecording]:
+        """Return the context and its recording on some of the rows, as if the others did not exist."""
+        keep = torch.tensor([bool(chosen[e.example]) for e in self.data.encoded])
+        return self.subset(chosen), recording.keep(keep, self.network.per_token)
+
+    def exits_at_lengths(self, settings: Settings) -> CalibrationContext:
+        """Return the context of a pair's exits while its length method runs at these settings."""
+        assert isinstance(self.method, PairMethod)
+        length, depth = self.method.length, self.method.depth
+        configured = methods.configure(length.settings, settings, length.name)
+        return replace(self, method=depth, length_policy=length.policy(self.network, configured), searched=())
+
+    def predictions(self, output: RunOutput) -> Predictions:
+        """Return the predictions for the rows."""
+        return self.network.task.predictions(self.data.rows, self.data.encoded, output.logits)
+
+    @property
+    def even_rows(self) -> NDArray[np.bool_]:
+        """Every other row: settings are found on these and scored on the rest."""
+        return np.arange(len(self.data.rows)) % 2 == 0
 
 
 def calibrate(
-    network: Network, method: Method, data: Data, name: str, fingerprint: str, known: Sequence[Settings] = ()
+    network: Network, method: Method, data: Data, name: str, fingerprint: str, searched: Sequence[Settings] = ()
 ) -> OperatingPoints:
-    """The Pareto front of settings on these rows. `known`: settings that a search found, tried beside the others."""
+    """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""
     network.eval()
-    task, subject = network.task, CalibrationContext(network, method, data, searched=known)
-    about = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
-    if network.decoder is not None:  # sentences cannot be replayed: what they say next hangs on what they said
-        settings, others = _for_decoder(subject)
-        point = point_evaluator(others, None)
-        tried = [point(one) for one in settings]
-        front = pareto_front(tried, point({}), task.higher_is_better)
-        found = OperatingPoints(task.metric, task.higher_is_better, about, front, scale=task.scale)
-        return replace(found, warnings=calibration_warnings(network, None, tried, found))
-    if task.scores_by_loss:  # recording a vocabulary at every exit is out of proportion: one real, loosest run
-        policy = method.policy(network, method.settings())
-        metrics, outcome = score_policy(network, engines.make("torch", network.encoder), policy, data)
-        share = float(outcome.macs.sum() / full_macs(network, data.encoded, outcome).sum())
-        only = OperatingPoint(asdict(method.settings()), share, metrics[task.metric], float(outcome.exit_layer.mean()))
-        return OperatingPoints(task.metric, task.higher_is_better, about, (only,))
-    recording = subject.record()
-    *tried, loosest = explore_settings(subject, recording)
+    task, context = network.task, CalibrationContext(network, method, data, searched=searched)
     found = OperatingPoints(
-        task.metric, task.higher_is_better, about, pareto_front(tried, loosest, task.higher_is_better)
+        task.metric,
+        task.higher_is_better,
+        {"name": name, "rows": len(data.rows), "fingerprint": fingerprint},
+        (),
+        engine=ENGINE,
+        precision=PRECISION,
     )
+    if network.decoder is not None:  # generation cannot be replayed: each token depends on those before it
+        settings, scored_on = _decoder_settings(context)
+        evaluate = point_evaluator(scored_on, None)
+        tried = [evaluate(one) for one in settings]
+        front = pareto_front(tried, evaluate({}), task.higher_is_better)
+        found = replace(found, points=front, scale=task.scale)
+        return replace(found, warnings=calibration_warnings(network, None, tried, found))
+    if task.scores_by_loss:  # every exit would record a vocabulary: one real run at the full setting
+        return replace(found, points=(_full_point_by_loss(context),))
+    recording = context.record()
+    *tried, full_point = explore_settings(context, recording)
+    found = replace(found, points=pareto_front(tried, full_point, task.higher_is_better))
     return replace(found, warnings=calibration_warnings(network, recording, tried, found))
 
 
-def _for_decoder(subject: CalibrationContext) -> tuple[list[Settings], CalibrationContext]:
-    """Settings to decode with, and the rows to score them on: where there are many, others than they were found on."""
-    network, data = subject.network, subject.data
-    if isinstance(subject.method.space, FixedSpace):
-        return [], subject
-    if len(data.rows) < FEW:
-        return decoder_candidates(network, data), subject
-    even = even_rows(subject)
-    return decoder_candidates(network, subject.subset(even).data), subject.subset(~even)
+def _full_point_by_loss(context: CalibrationContext) -> OperatingPoint:
+    """Return the full setting's point for a task that is scored by its loss."""
+    network, settings = context.network, context.method.settings()
+    policy, engine = context.method.policy(network, settings), engines.make(ENGINE, network.encoder)
+    metrics, output = score_policy(network, engine, policy, context.data)
+    share = float(output.macs.sum() / full_macs(network, context.data.encoded, output).sum())
+    return OperatingPoint(asdict(settings), share, metrics[network.task.metric], float(output.exit_layer.mean()))
 
 
-def explore_settings(subject: CalibrationContext, recording: ExitRecording) -> list[OperatingPoint]:
-    """What settings do, the loosest last; of a pair all exits under a few of its lengths."""
-    network, method, better = subject.network, subject.method, subject.network.task.higher_is_better
+def _decoder_settings(context: CalibrationContext) -> tuple[list[Settings], CalibrationContext]:
+    """Return settings to decode with, and the rows to score them on: other rows than they were found on, if many."""
+    network, data = context.network, context.data
+    if isinstance(context.method.space, FixedSpace):
+        return [], context
+    if len(data.rows) < FEW_ROWS:
+        return decoder_candidates(network, data), context
+    even = context.even_rows
+    return decoder_candidates(network, context.subset(even).data), context.subset(~even)
+
+
+def explore_settings(context: CalibrationContext, recording: ExitRecording) -> list[OperatingPoint]:
+    """Return the points of all settings worth trying, the full setting last."""
+    network, method, higher = context.network, context.method, context.network.task.higher_is_better
     if isinstance(method, PairMethod):
-        searched = [method.merged_settings.part(0, one) for one in subject.searched]
-        lengths = [*unique_settings([*searched, *candidate_settings(network, method.length, recording)]), {}]
-        full = subject.predictions(subject.run({}, None))
-        *found, loosest = (point for one in lengths for point in pair_points_at_lengths(subject, one, full, apart=True))
-        return [*monotone_scores(pareto_front(shrink_scores(found, better), loosest, better)[:-1], better), loosest]
-    point = point_evaluator(subject, recording if method.replays else None)
-    settings = unique_settings([*candidate_settings(network, method, recording), *subject.searched])
-    tried, loosest, space = [point(one) for one in settings], point({}), method.space
+        return _explore_pair(context, method, recording)
+    evaluate = point_evaluator(context, recording if method.replays else None)
+    settings = unique_settings([*candidate_settings(network, method, recording), *context.searched])
+    tried, full_point, space = [evaluate(one) for one in settings], evaluate({}), method.space
     if isinstance(space, ThresholdSpace) and space.grid:
-        tried += refine_grid(space.name, tried[: len(space.grid)], loosest, point)
+        tried += refine_grid(space.name, tried[: len(space.grid)], full_point, evaluate)
     tried = monotone_scores(
-        tried, better, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
+        tried, higher, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
     )
-    if has_searchable_thresholds(method) and len(subject.data.rows) >= FEW and tried:
-        tried += cross_fitted_gains(subject, recording, tried, search_exit_settings, point)
-    return [*tried, loosest]
+    if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
+        tried += cross_fitted_gains(context, recording, tried, search_exit_settings, evaluate)
+    return [*tried, full_point]
 
 
-def has_searchable_thresholds(method: Method) -> bool:
-    """Whether each off-ramp may have a threshold of its own, found without running the model."""
-    return isinstance(method.space, ThresholdSpace) and method.replays and method.space.per_exit
+def _explore_pair(context: CalibrationContext, pair: PairMethod, recording: ExitRecording) -> list[OperatingPoint]:
+    """Return the points of a pair: its exits under each of a few length settings."""
+    higher = context.network.task.higher_is_better
+    searched = [pair.merged_settings.part(0, one) for one in context.searched]
+    candidates = candidate_settings(context.network, pair.length, recording)
+    full_predictions = context.predictions(context.run({}, None))
+    *tried, full_point = (
+        point
+        for lengths in [*unique_settings([*searched, *candidates]), {}]
+        for point in pair_points_at_lengths(context, lengths, full_predictions, split_rows=True)
+    )
+    front = pareto_front(shrink_scores(tried, higher), full_point, higher)[:-1]
+    return [*monotone_scores(front, higher), full_point]
 
 
 def pair_points_at_lengths(
-    subject: CalibrationContext, lengths: Settings, full: Predictions, apart: bool = False
+    context: CalibrationContext, lengths: Settings, full_predictions: Predictions, split_rows: bool = False
 ) -> list[OperatingPoint]:
-    """What a pair does at one length setting and a few settings of its exits, spread over their front; the loosest
-    last. `full`: what the full model answers. `apart`: thresholds are found on half of many rows and scored on the
-    other half, since nobody will score them on other ones."""
-    pair, under = subject.method, subject.exits_at_lengths(lengths)
+    """Return a pair's points at one length setting and a few settings of its exits, the full setting of the exits last.
+
+    `full_predictions` are those of the full model. With `split_rows`, thresholds are found on half of the rows and
+    scored on the other half if there are many: for callers that do not score the points again on other rows.
+    """
+    pair, exits = context.method, context.exits_at_lengths(lengths)
     assert isinstance(pair, PairMethod)
-    recording = under.record()
-    if has_searchable_thresholds(under.method):
-        seen = under, recording
-        if apart and len(subject.data.rows) >= FEW:
-            even = even_rows(under)
-            seen, (under, recording) = select_rows(under, recording, even), select_rows(under, recording, ~even)
-            full = [answer for answer, one in zip(full, even, strict=True) if not one]
-        tries = [settings for _, settings in search_exit_settings(*seen, EXITS, BRIEF)]
+    recording = exits.record()
+    if has_searchable_thresholds(exits.method):
+        searched_on = exits, recording
+        if split_rows and len(context.data.rows) >= FEW_ROWS:
+            even = exits.even_rows
+            searched_on, (exits, recording) = exits.select_rows(even, recording), exits.select_rows(~even, recording)
+            full_predictions = [one for one, is_even in zip(full_predictions, even, strict=True) if not is_even]
+        settings = [one for _, one in search_exit_settings(*searched_on, PAIR_POINTS, PAIR_GENERATIONS)]
     else:
-        tries = candidate_settings(under.network, under.method, recording)
-    point = point_evaluator(under, recording if under.method.replays else None, full)
-    made = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
-    return [replace(p, settings=pair.merged_settings.join(made, p.settings)) for p in map(point, [*tries, {}])]
+        settings = candidate_settings(exits.network, exits.method, recording)
+    evaluate = point_evaluator(exits, recording if exits.method.replays else None, full_predictions)
+    length_settings = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
+    points = [evaluate(one) for one in [*settings, {}]]
+    return [replace(point, settings=pair.merged_settings.join(length_settings, point.settings)) for point in points]
+
+
+def has_searchable_thresholds(method: Method) -> bool:
+    """Return whether each exit may have its own threshold, found without running the model."""
+    return isinstance(method.space, ThresholdSpace) and method.replays and method.space.per_exit
+
+
+def candidate_settings(network: Network, method: Method, recording: ExitRecording) -> list[Settings]:
+    """Return settings worth trying, cheapest first, without the full setting."""
+    space = method.space
+    if isinstance(space, ThresholdSpace | IntegerSpace) and space.grid:
+        also = space.extra_settings(network) if isinstance(space, ThresholdSpace) and space.extra_settings else []
+        return [*({space.name: value} for value in space.grid), *also]
+    if isinstance(space, IntegerSpace):
+        largest = (
+            space.largest(network) if space.largest else len(network.exit_heads) if space.replay else network.depth - 1
+        )
+        return [{space.name: value} for value in range(1, largest + 1)]
+    if isinstance(space, LengthSpace):
+        lengths = recording.packed.lengths
+        grid = [*constant_length_grid(network, lengths, EVEN), *cliff_lengths(network, CLIFFS)]
+        return [{space.name: shares} for shares in sorted(grid, key=lambda shares: kept_tokens(shares, lengths))]
+    if not isinstance(space, ThresholdSpace):
+        return []
+    if not space.replay:
+        cuts = threshold_cuts(_answer_uncertainties(network, recording))[:: -(CUTS // RERUNS)]
+        return [{space.name: min(1.0, cut)} for cut in cuts]
+    uncertainties = _row_uncertainties(network, method, {}, recording)
+    return [{space.name: min(cut, method.settings.largest_threshold)} for cut in threshold_cuts(uncertainties.ravel())][
+        ::-1
+    ]
+
+
+def unique_settings(settings: Sequence[Settings]) -> list[Settings]:
+    """Return every setting once, in order."""
+    return [one for number, one in enumerate(settings) if one not in settings[:number]]
+
+
+def _answer_uncertainties(network: Network, recording: ExitRecording) -> NDArray[np.float64]:
+    """Return the normalised entropy of every single answer (of tagging: every word) at every exit."""
+    packed = recording.packed
+    distributions = [
+        network.task.distributions(recording.logits[layer], packed.lengths, packed.tokens.get(SCORED))[0]
+        for layer in network.exit_heads
+    ]
+    return np.asarray(torch.cat([normalised_entropy(one) for one in distributions]).double().numpy())
+
+
+def _row_uncertainties(
+    network: Network, method: Method, settings: Settings, recording: ExitRecording
+) -> NDArray[np.float64]:
+    """Return the uncertainty of every row at every exit."""
+    policy = method.policy(network, methods.configure(method.settings, settings, method.name))
+    assert isinstance(policy, UncertaintyPolicy), f"the thresholds of {method.name} replay, so it measures uncertainty"
+    with torch.inference_mode():
+        uncertainties = [
+            policy.uncertainty(layer, replayed_state(network, recording, layer)) for layer in sorted(network.exit_heads)
+        ]
+    return np.asarray(torch.stack(uncertainties).double().numpy())  # [exits, rows]
+
+
+def search_exit_settings(
+    context: CalibrationContext, recording: ExitRecording, limit: int = POINTS, generations: int = GENERATIONS
+) -> list[tuple[float, Settings]]:
+    """Return settings with a threshold and a temperature per exit, spread over the front, with their MAC share."""
+    network, method = context.network, context.method
+    temperatures = fit_temperatures(network, recording, context.data)
+    uncertainties = _row_uncertainties(network, method, {"temperatures": temperatures}, recording)
+    table = exit_table(network, recording, context.data, uncertainties)
+    largest = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.largest_threshold)
+    start = np.minimum(np.array([[cut] * len(uncertainties) for cut in threshold_cuts(uncertainties.ravel())]), largest)
+    levels = np.stack([np.resize(threshold_cuts(values), CUTS + 1) for values in uncertainties])
+    front = search_thresholds(table, start, np.minimum(levels, largest), generations)
+    share, vectors = front.cost / table.reach[-1].mean(), front.thresholds
+    index = np.unique(np.linspace(0, len(share) - 1, limit).round().astype(int))
+    return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": temperatures}) for i in index]
+
+
+def point_evaluator(
+    context: CalibrationContext, recording: ExitRecording | None, full_predictions: Predictions | None = None
+) -> Evaluator:
+    """Return a function that gives the operating point of a setting on the context's rows.
+
+    Settings are replayed if there is a recording, else run. `full_predictions` are those of the full model, which
+    disagreement is measured against; by default those of the full setting.
+    """
+    task, data = context.network.task, context.data
+    single = context.network.decoder is None  # translations are scored together: no error of single rows
+    reference = (full_predictions or context.predictions(context.run({}, recording))) if single else []
+
+    def evaluate(settings: Settings) -> OperatingPoint:
+        output = context.run(settings, recording)
+        predictions = context.predictions(output)
+        score = task.metrics(data.rows, predictions)[task.metric]
+        layers, _, macs = per_input_row(output, data.encoded, len(data.rows))
+        configured = asdict(methods.configure(context.method.settings, settings, context.method.name))
+        error = 0.0
+        if single:
+            error = float(np.mean(np.square(task.disagreement(predictions, reference))) / len(data.rows)) ** 0.5
+        full = float(full_macs(context.network, data.encoded, output).sum())
+        return OperatingPoint(configured, float(macs.sum()) / full, score, float(layers.mean()), score, error)
+
+    return evaluate
 
 
 def calibration_subset(method: Method, data: Data) -> Data:
-    """Rows for the calibration that ends a training: not all of many, where every setting means another pass."""
+    """Return the rows for the calibration that ends a training: fewer if there are many and every setting is a run."""
     rows, tokens = len(data.rows), sum(len(one.ids) for one in data.encoded)
-    kept = min(ENOUGH, max(FEW, rows * LONG // max(1, tokens)))
+    kept = min(SUBSET_ROWS, max(FEW_ROWS, rows * SUBSET_TOKENS // max(1, tokens)))
     if rows <= kept or method.replays or isinstance(method.space, FixedSpace):
         return data
-    return _some(data, [number * rows // kept for number in range(kept)])
-
-
-def _some(data: Data, rows: Sequence[int]) -> Data:
-    """Some of the rows, with all their windows."""
-    place = {row: number for number, row in enumerate(rows)}
-    kept = [replace(e, example=place[e.example]) for e in data.encoded if e.example in place]
-    return Data([data.rows[row] for row in rows], kept)
+    chosen = {number * rows // kept for number in range(kept)}
+    return data.subset([row in chosen for row in range(rows)])

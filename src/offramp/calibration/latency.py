@@ -1,10 +1,10 @@
-"""A budget in time: the most accurate point whose single answers keep within so many milliseconds on this machine.
+"""A budget in time: the most accurate point whose single answers stay within so many milliseconds on this machine.
 
-What the loop would do with every calibration row at every point is known from a replay (or a real run); priced with
-what this machine was measured to take (`prices.py`), it gives the milliseconds of each row, and so their percentiles.
-The point chosen is then timed for real, text to prediction, one row at a time; where that is slower than predicted,
-predictions are raised by as much and another point is chosen. Where none is left and prices were those of an earlier
-day, the machine may have been busy then: they are measured anew, once.
+The trace of every calibration row at every point is known from a replay (or a real run). The time model of this machine
+(`time_model.py`) turns it into the milliseconds of each row, and so into percentiles. The chosen point is then timed
+for real, from text to prediction, one row at a time; where that is slower than predicted, all predictions are raised by
+the same factor and another point is chosen. If none is left and the time model was stored earlier, when the machine may
+have been busy, it is measured again, once.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
 Row = Mapping[str, Any]
-READ = 24  # rows whose text is read to price reading
-CHECKED = 200  # rows that are answered for real
-ROUNDS = 3
+TEXT_ROWS = 24  # rows whose text is read to measure reading
+TIMED_ROWS = 200  # rows that are answered for real
+TIMED_ROUNDS = 3
 BATCH = 32
-TRIES = 6
+ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
 class LatencyRequest:
-    """How soon single answers are wanted, and of how many rows in a hundred that must be true."""
+    """The time wanted for single answers, and the percentage of rows that must be answered within it."""
 
     seconds: float
     percentile: float = 95.0
@@ -65,130 +65,144 @@ class LatencyRequest:
 
     @property
     def ms(self) -> float:
-        """Milliseconds."""
+        """The time in milliseconds."""
         return 1000 * self.seconds
+
+    def __str__(self) -> str:
+        return f"{self.percentile:g} % of single answers within {self.ms:g}ms"
 
 
 @dataclass(frozen=True)
 class PredictedLatency:
-    """A point and the milliseconds of every row at it."""
+    """A point and the predicted milliseconds of every row at it."""
 
     point: OperatingPoint
     ms: Array  # [rows]
 
 
 def predict_latencies(
-    model: Predictor, points: OperatingPoints, data: Data, prices: TimeModel
+    predictor: Predictor, points: OperatingPoints, data: Data, time_model: TimeModel
 ) -> list[PredictedLatency]:
-    """All points, priced row by row."""
-    task, method = model.task, model.model.method
-    loosest = method.policy(model.network, method.settings())
-    recording = record_exits(model.network, data, engine=model.engine, policy=loosest) if method.replays else None
+    """Return the predicted milliseconds of every row at every point."""
+    network, method = predictor.network, predictor.model.method
+    full = method.policy(network, method.settings())
+    recording = record_exits(network, data, engine=predictor.engine, policy=full) if method.replays else None
     tokens = [len(row.ids) for row in data.encoded]
-    owner, made = np.array([row.example for row in data.encoded]), []
+    row_of_window, predicted = np.array([row.example for row in data.encoded]), []
     for point in points.points:
-        policy = method.policy(model.network, model.settings(given=point.settings))
+        policy = method.policy(network, predictor.settings(given=point.settings))
         if recording is not None:
-            seen = trace_features(replay_trace(model.network, recording, policy), len(tokens), tokens)
+            features = trace_features(replay_trace(network, recording, policy), len(tokens), tokens)
         else:
             starts = range(0, len(tokens), BATCH)
-            parts = [pack_rows(task, data.encoded[start : start + BATCH]) for start in starts]
-            logs = [trace_features(run_trace(model, policy, part), part.count, part.lengths.tolist()) for part in parts]
-            seen = np.concatenate(logs)
-        made.append(
-            PredictedLatency(point, np.bincount(owner, prices.predict(seen), len(data.rows)).astype(np.float64))
-        )
-    return made
+            parts = [pack_rows(predictor.task, data.encoded[start : start + BATCH]) for start in starts]
+            traces = [(run_trace(predictor, policy, part), part) for part in parts]
+            features = np.concatenate(
+                [trace_features(trace, part.count, part.lengths.tolist()) for trace, part in traces]
+            )
+        ms = np.bincount(row_of_window, time_model.predict(features), len(data.rows)).astype(np.float64)
+        predicted.append(PredictedLatency(point, ms))
+    return predicted
 
 
 def choose_in_time(
-    found: Sequence[PredictedLatency], points: OperatingPoints, wish: LatencyRequest, factor: float = 1.0
+    predicted: Sequence[PredictedLatency], points: OperatingPoints, request: LatencyRequest, slowdown: float = 1.0
 ) -> PredictedLatency:
-    """The most accurate point in time; `factor` is how much slower the machine proved to be than predicted."""
+    """Return the most accurate point in time; `slowdown` is how much slower the machine proved than predicted."""
 
-    def late(guess: PredictedLatency) -> float:
-        return factor * float(np.percentile(guess.ms, wish.percentile))
+    def percentile(latency: PredictedLatency) -> float:
+        return slowdown * float(np.percentile(latency.ms, request.percentile))
 
-    fitting = [guess for guess in found if late(guess) <= wish.ms]
+    fitting = [latency for latency in predicted if percentile(latency) <= request.ms]
     if not fitting:
-        least = min(map(late, found))
+        fastest = min(map(percentile, predicted))
         raise OfframpError(
-            f"{wish.percentile:g} % of single answers within {wish.ms:g}ms",
-            f"a model whose fastest point takes {least:.3g}ms on this machine, on {wish.engine} {wish.precision}",
-            f"ask for {_up(least):g}ms or more, another --engine, or train with a smaller --max-length",
+            str(request),
+            f"a model whose fastest point takes {fastest:.3g}ms here, on {request.engine} {request.precision}",
+            f"give {_rounded_up(fastest):g}ms or more, another --engine, or train with a smaller --max-length",
         )
     best = fitting[0]
-    for guess in fitting[1:]:
-        best = guess if points.better(guess.point.score, best.point.score) else best
+    for latency in fitting[1:]:
+        best = latency if points.better(latency.point.score, best.point.score) else best
     return best
 
 
-def _up(ms: float) -> float:
-    """A little more, in two digits."""
+def _rounded_up(ms: float) -> float:
+    """Return a tenth more, in two digits."""
     return float(f"{1.1 * ms:.2g}")
 
 
 def measure_latencies(
-    model: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: Clock = time.perf_counter
+    predictor: Predictor, point: OperatingPoint, rows: Sequence[Row], clock: Clock = time.perf_counter
 ) -> Array:
-    """Milliseconds of each row from text to prediction, one row at a time; the median over rounds."""
-    settings = model.settings(given=point.settings)
-    taken = np.zeros((len(rows), ROUNDS + 1))
-    for number in range(ROUNDS + 1):
+    """Return the milliseconds of each row from text to prediction, one row at a time; the median over rounds."""
+    settings = predictor.settings(given=point.settings)
+    times = np.zeros((len(rows), TIMED_ROUNDS + 1))
+    for number in range(TIMED_ROUNDS + 1):
         for place, row in enumerate(rows):
             started = clock()
-            encoded = model.prepare([row])
-            model.finish([row], encoded, model.run(encoded, settings, 1))
-            taken[place, number] = 1000 * (clock() - started)
-    return np.asarray(np.median(taken[:, 1:], axis=1))  # the first round warms up
+            encoded = predictor.prepare([row])
+            predictor.finish([row], encoded, predictor.run(encoded, settings, 1))
+            times[place, number] = 1000 * (clock() - started)
+    return np.asarray(np.median(times[:, 1:], axis=1))  # the first round warms up
 
 
 def rows_of_all_lengths(data: Data, count: int) -> list[int]:
-    """Rows of all lengths, as many of each as there are: numbers into `data.rows`."""
+    """Return the indices of at most `count` rows, spread evenly over the rows sorted by length."""
     lengths = np.bincount([e.example for e in data.encoded], [len(e.ids) for e in data.encoded], len(data.rows))
     order = np.argsort(lengths, kind="stable")
     return [int(order[i]) for i in np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
 
 
 def find_latency_point(
-    run: str, points: OperatingPoints, rows: Sequence[Row], source: str, wish: LatencyRequest
+    run: str, points: OperatingPoints, rows: Sequence[Row], source: str, request: LatencyRequest
 ) -> LatencyPoint:
-    """The point for a wish, predicted and then checked by a real run; the folder's own points are never read."""
+    """Return the point for a request, predicted and then timed; points.json of the folder is not read."""
     folder = Path(run)
-    model = Predictor(folders.load_run(run), points, wish.engine, How(wish.precision, wish.threads, folder / ".cache"))
-    wish = replace(wish, engine=model.engine_name)
-    data = Data(rows, model.prepare(rows, source))
-    texts, stored = [rows[i] for i in rows_of_all_lengths(data, READ)], stored_time_model(model, folder) is not None
+    how = How(request.precision, request.threads, folder / ".cache")
+    predictor = Predictor(folders.load_run(run), points, request.engine, how)
+    request = replace(request, engine=predictor.engine_name)
+    data = Data(rows, predictor.prepare(rows, source))
+    texts = [rows[i] for i in rows_of_all_lengths(data, TEXT_ROWS)]
+    was_stored = stored_time_model(predictor, folder) is not None
     try:
-        return _chosen(model, points, data, time_model_of(model, folder, texts), wish)
+        return _timed_point(predictor, points, data, time_model_of(predictor, folder, texts), request)
     except OfframpError:
-        if not stored:
+        if not was_stored:
             raise
-    return _chosen(model, points, data, remeasured_time_model(model, folder, texts), wish)
+    return _timed_point(predictor, points, data, remeasured_time_model(predictor, folder, texts), request)
 
 
-def _chosen(
-    model: Predictor, points: OperatingPoints, data: Data, prices: TimeModel, wish: LatencyRequest
+def _timed_point(
+    predictor: Predictor, points: OperatingPoints, data: Data, time_model: TimeModel, request: LatencyRequest
 ) -> LatencyPoint:
-    """The best point by these prices whose real run keeps within the wish."""
-    found, checked = (
-        predict_latencies(model, points, data, prices),
-        [data.rows[i] for i in rows_of_all_lengths(data, CHECKED)],
-    )
-    factor = 1.0
-    for _ in range(TRIES):
-        best = choose_in_time(found, points, wish, factor)
-        predicted = float(np.percentile(best.ms, wish.percentile))
-        measured = float(np.percentile(measure_latencies(model, best.point, checked), wish.percentile))
-        if measured <= wish.ms:
+    """Return the best point by this time model whose real run satisfies the request."""
+    predictions = predict_latencies(predictor, points, data, time_model)
+    timed_rows = [data.rows[i] for i in rows_of_all_lengths(data, TIMED_ROWS)]
+    slowdown = 1.0
+    for _ in range(ATTEMPTS):
+        best = choose_in_time(predictions, points, request, slowdown)
+        predicted = float(np.percentile(best.ms, request.percentile))
+        measured = float(np.percentile(measure_latencies(predictor, best.point, timed_rows), request.percentile))
+        if measured <= request.ms:
             break
-        factor = 1.02 * max(factor, measured / predicted)
+        slowdown = 1.02 * max(slowdown, measured / predicted)
     else:
         raise OfframpError(
-            f"{wish.percentile:g} % of single answers within {wish.ms:g}ms",
+            str(request),
             f"times that keep changing: predicted {predicted:.3g}ms, then measured {measured:.3g}ms",
             "calibrate on an idle machine",
         )
-    told = (round(predicted, 4), round(measured, 4), best.point.score, best.point.mac_share)
-    how = (wish.engine, wish.precision, wish.threads, hardware())
-    return LatencyPoint(wish.ms, wish.percentile, best.point.settings, *told, *how)
+    return LatencyPoint(
+        milliseconds=request.ms,
+        percentile=request.percentile,
+        settings=best.point.settings,
+        predicted=round(predicted, 4),
+        measured=round(measured, 4),
+        score=best.point.score,
+        mac_share=best.point.mac_share,
+        engine=request.engine,
+        precision=request.precision,
+        threads=request.threads,
+        hardware=hardware(),
+    )

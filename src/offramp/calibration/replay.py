@@ -1,9 +1,9 @@
-"""What every exit would say, recorded in one pass and replayed for any setting.
+"""Record every exit in one pass over the rows, then replay any setting without running the model.
 
-A replay runs the same loop and the same policy over the recorded answers with an engine that computes nothing, so
-answers, exits and costs are exactly those a real run would have, at a fraction of its time. It holds for methods whose
-settings never change later states (`replay` in their space). Tokens may have been dropped while it was recorded: a
-replay drops the same ones at the same moments, so exits can be tried under one length setting after the other.
+A replay runs the same loop and the same policy over the recorded logits, with an engine that computes nothing, so
+predictions, exit layers and costs are exactly those of a real run. It is valid for methods whose settings never change
+later states (`replay` in their setting space). Tokens may be dropped while the recording is made: a replay drops the
+same tokens at the same moments, so exits can be tried under one length setting after another.
 """
 
 from __future__ import annotations
@@ -13,41 +13,45 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp import engines
+from offramp.calibration.thresholds import ExitTable
 from offramp.core.attention import Layout, Scores
 from offramp.core.columns import DROPPED_AT, ORIGIN
-from offramp.core.cost import Event
+from offramp.core.cost import Event, macs
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy, PolicyWrapper
 from offramp.inference.batching import RunOutput, run_encoded, run_packed
-from offramp.nn.batches import Data, pack_rows
+from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ExitRecording:
-    """What every exit says about every row, in the order of the encoded rows."""
+    """The outputs of every exit for every encoded row, in the order of the rows."""
 
     logits: dict[int, Tensor]  # layer → [rows, outputs] or [tokens, outputs]
-    exit_unit: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned unit
-    packed: Packed  # all rows together, no states; the token column `gone` says when each was dropped
-    extras: frozenset[int] = frozenset()  # moments at which the method computed something besides
+    exit_unit: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned exit unit
+    packed: Packed  # all rows together, without states; the token column `dropped_at` holds the moment of dropping
+    predictor_moments: frozenset[int] = frozenset()  # moments at which the method ran a predictor
 
     def keep(self, rows: Tensor, per_token: bool) -> ExitRecording:
-        """The recording of some rows, as if the others had never been there."""
+        """Return the recording of the selected rows ([rows] bool), as if the others had never been recorded."""
         packed = self.packed.keep_rows(rows)
         index = (rows[self.packed.row_of_token] if per_token else rows).nonzero().squeeze(1)
         numbered = packed.with_rows(origin=torch.arange(packed.count)).with_tokens(origin=torch.arange(packed.total))
-        logits = {layer: said[index] for layer, said in self.logits.items()}
-        exit_unit = {layer: said[rows] for layer, said in self.exit_unit.items()}
+        logits = {layer: values[index] for layer, values in self.logits.items()}
+        exit_unit = {layer: values[rows] for layer, values in self.exit_unit.items()}
         return replace(self, logits=logits, exit_unit=exit_unit, packed=numbered)
 
 
 def _moment(layer: int, attended: bool) -> int:
-    """When tokens may be dropped, in the order of time: before attention or after it."""
+    """Return the number of a moment at which tokens may be dropped, in the order of time."""
     return 2 * layer + int(attended)
 
 
@@ -56,72 +60,70 @@ NEVER = _moment(1 << 20, False)
 
 @dataclass
 class _Recorder(PolicyWrapper):
-    """Notes what each off-ramp (and the learned unit) says while `inner` runs, and whom that drops when."""
+    """Records the output of each exit (and of the exit unit) and the tokens that the inner policy drops."""
 
     network: Network
     inner: Policy
     logits: dict[int, list[Tensor]] = field(default_factory=dict)
     exit_unit: dict[int, list[Tensor]] = field(default_factory=dict)
-    gone: list[Tensor] = field(default_factory=list)  # of each batch
-    extras: set[int] = field(default_factory=set)
+    gone: list[Tensor] = field(default_factory=list)  # one tensor per batch
+    predictor_moments: set[int] = field(default_factory=set)
 
     def on_embeddings(self, s: State) -> None:
         self.gone.append(torch.full((s.packed.total,), NEVER))
         self.inner.on_embeddings(s)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        return self._noted(_moment(layer, False), s, lambda: self.inner.before_layer(layer, s))
+        return self._record_dropped(_moment(layer, False), s, lambda: self.inner.before_layer(layer, s))
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
-        return self._noted(_moment(layer, True), s, lambda: self.inner.after_attention(layer, s, scores))
+        return self._record_dropped(_moment(layer, True), s, lambda: self.inner.after_attention(layer, s, scores))
 
-    def _noted(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
+    def _record_dropped(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
         before = len(s.trace)
         keep = decide()
-        self.extras |= {moment for event in s.trace[before:] if event.kind == "predictor"}
+        self.predictor_moments |= {moment for event in s.trace[before:] if event.kind == "predictor"}
         if keep is not None:
             self.gone[-1][s.packed.tokens[ORIGIN][~keep].cpu()] = moment
         return keep
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        done = self.inner.should_exit(
-            layer, s
-        )  # at its loosest a method lets nobody go, or (a truncated model) everybody
+        leaving = self.inner.should_exit(layer, s)  # at the full setting: no row, or (a truncated model) every row
         if layer in self.network.exit_heads:
             self.logits.setdefault(layer, []).append(s.logits().float().cpu())
             if "exit_unit" in self.network.added:
                 self.exit_unit.setdefault(layer, []).append(s.exit_unit().float().cpu())
-        return done
+        return leaving
 
 
 def record_exits(
     network: Network, data: Data, batch_size: int = 32, engine: Engine | None = None, policy: Policy | None = None
 ) -> ExitRecording:
-    """One pass over the rows, every exit evaluated, under a `policy`: a method's at its loosest, or one that drops."""
+    """Return the outputs of every exit, from one pass over the rows under a `policy` that lets no row leave early."""
     engine = engine or engines.make("torch", network.encoder)
     order = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
     ordered, recorder = [data.encoded[i] for i in order], _Recorder(network, policy or Policy())
-    outcome = run_encoded(network, engine, recorder, ordered, batch_size)
-    recorder.logits[network.depth] = [torch.from_numpy(np.atleast_2d(part)) for part in outcome.logits]
-    back = torch.tensor(np.argsort(order))
+    output = run_encoded(network, engine, recorder, ordered, batch_size)
+    recorder.logits[network.depth] = [torch.from_numpy(np.atleast_2d(part)) for part in output.logits]
+    original_order = torch.tensor(np.argsort(order))
     sizes = [len(e.ids) for e in ordered] if network.per_token else [1] * len(ordered)
 
-    def in_order(parts: list[Tensor], pieces: list[int]) -> Tensor:
+    def restore_order(parts: list[Tensor], pieces: list[int]) -> Tensor:
         split = torch.cat(parts).split(pieces)
-        return torch.cat([split[i] for i in back])
+        return torch.cat([split[i] for i in original_order])
 
-    logits = {layer: in_order(parts, sizes) for layer, parts in recorder.logits.items()}
-    exit_unit = {layer: in_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
-    gone = in_order(recorder.gone, [len(e.ids) for e in ordered])
+    logits = {layer: restore_order(parts, sizes) for layer, parts in recorder.logits.items()}
+    exit_unit = {layer: restore_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
+    gone = restore_order(recorder.gone, [len(e.ids) for e in ordered])
     packed = pack_rows(network.task, data.encoded).with_tokens(dropped_at=gone)
-    return ExitRecording(logits, exit_unit, packed, frozenset(recorder.extras))
+    return ExitRecording(logits, exit_unit, packed, frozenset(recorder.predictor_moments))
 
 
 @dataclass(frozen=True)
-class _Dropping(Policy):
-    """Drops whom the recording saw dropped, when it did."""
+class _ReplayedDropping(Policy):
+    """Drops the tokens that were dropped while recording, at the same moments."""
 
-    extras: frozenset[int]
+    predictor_moments: frozenset[int]
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(_moment(layer, False), layer, s)
@@ -130,14 +132,14 @@ class _Dropping(Policy):
         return self._keep(_moment(layer, True), layer, s)
 
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
-        if moment in self.extras:
+        if moment in self.predictor_moments:
             s.trace.append(Event("predictor", layer, s.packed.rows[ORIGIN], s.packed.lengths, s.packed.lengths))
         gone = s.packed.tokens.get(DROPPED_AT)
         return None if gone is None else gone > moment
 
 
 @dataclass(frozen=True)
-class _Idle(Engine):
+class _IdleEngine(Engine):
     """An engine that computes nothing: states are a column of zeros."""
 
     layers: int
@@ -160,7 +162,7 @@ class _Idle(Engine):
 
 @dataclass(frozen=True)
 class ReplayedExitHeads:
-    """Heads that answer from the recording."""
+    """Exit heads that return recorded outputs."""
 
     recording: ExitRecording
     per_token: bool
@@ -170,35 +172,79 @@ class ReplayedExitHeads:
         return self.recording.logits[layer][index]
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
-        """What the learned unit said."""
+        """Return the recorded output of the exit unit."""
         return self.recording.exit_unit[layer][packed.rows[ORIGIN]]
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
-        """Methods with token predictors change later states: nothing of theirs is replayed."""
+        """Refuse: methods with token predictors change later states and cannot be replayed."""
         raise NotImplementedError
 
 
 def replay(network: Network, recording: ExitRecording, policy: Policy) -> RunOutput:
-    """What a real run of this policy would answer, leave at and cost."""
-    heads, dropping = ReplayedExitHeads(recording, network.per_token), _Dropping(recording.extras)
-    return run_packed(network, _Idle(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
-
-
-def trace_all_exits(network: Network, recording: ExitRecording) -> list[Event]:
-    """Everything the loop would do if every exit answered every row and nobody left."""
-    asking = PairPolicy(_Dropping(recording.extras), _Recorder(network, Policy()))
-    return run(_Idle(network.depth), ReplayedExitHeads(recording, network.per_token), asking, recording.packed).trace
+    """Return the logits, exit layers and costs that a real run of this policy would have."""
+    heads, dropping = ReplayedExitHeads(recording, network.per_token), _ReplayedDropping(recording.predictor_moments)
+    return run_packed(network, _IdleEngine(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
 
 
 def replay_trace(network: Network, recording: ExitRecording, policy: Policy) -> list[Event]:
-    """What the loop would do under this policy, event by event."""
+    """Return the events of the loop under this policy."""
+    heads = ReplayedExitHeads(recording, network.per_token)
     with torch.inference_mode():
-        return run(
-            _Idle(network.depth), ReplayedExitHeads(recording, network.per_token), policy, recording.packed
-        ).trace
+        return run(_IdleEngine(network.depth), heads, policy, recording.packed).trace
+
+
+def trace_all_exits(network: Network, recording: ExitRecording) -> list[Event]:
+    """Return the events of the loop when every exit is evaluated for every row and no row leaves."""
+    policy = PairPolicy(_ReplayedDropping(recording.predictor_moments), _Recorder(network, Policy()))
+    heads = ReplayedExitHeads(recording, network.per_token)
+    return run(_IdleEngine(network.depth), heads, policy, recording.packed).trace
 
 
 def replayed_state(network: Network, recording: ExitRecording, layer: int) -> State:
-    """All rows as a policy would see them after a layer, answering from the recording."""
+    """Return the state of all rows after a layer as a policy sees it, with recorded exit outputs."""
     heads = ReplayedExitHeads(recording, network.per_token)
     return State(recording.packed, recording.packed, heads, network.depth, layer)
+
+
+def exit_table(network: Network, recording: ExitRecording, data: Data, uncertainties: Array) -> ExitTable:
+    """Return the score and cost of every exit for every encoded row, beside its uncertainty."""
+    exits = [*sorted(network.exit_heads), network.depth]
+    learned, trace = "exit_unit" in network.added, trace_all_exits(network, recording)
+
+    def cost(events: list[Event]) -> Array:
+        return np.asarray(macs(events, network, recording.packed.count).numpy())
+
+    def cost_of(kind: str, layer: int) -> Array:
+        return cost([event for event in trace if event.kind == kind and event.layer == layer])
+
+    heads = np.stack([cost_of("head", layer) for layer in exits])
+    ask = np.stack([cost_of("exit_unit", layer) for layer in exits[:-1]]) if learned else heads[:-1]
+    without_exits = [event for event in trace if event.kind not in ("head", "exit_unit")]
+    reach = np.stack([cost([event for event in without_exits if event.layer <= layer]) for layer in exits])
+    reach[-1] += heads[-1]
+    answer = heads[:-1] if learned else np.zeros_like(heads[:-1])
+    return ExitTable(uncertainties, _exit_scores(network, recording, data, exits), reach, ask, answer)
+
+
+def _exit_scores(network: Network, recording: ExitRecording, data: Data, exits: list[int]) -> Array:
+    """Return 1 minus the error of each exit on each row."""
+    targets, lengths = (
+        build_batch(network.task, data, range(len(data.encoded)), seed=0).targets,
+        recording.packed.lengths,
+    )
+    errors = [network.task.example_error(recording.logits[layer], targets, lengths) for layer in exits]
+    return 1.0 - np.asarray(torch.stack(errors).double().numpy())
+
+
+def fit_temperatures(network: Network, recording: ExitRecording, data: Data) -> tuple[float, ...]:
+    """Return for each exit the divisor of its logits, between 0.5 and 4, under which the labels are most likely."""
+    if "distribution" not in network.task.provides:
+        return ()
+    targets = build_batch(network.task, data, range(len(data.encoded)), seed=0).targets
+    grid = np.geomspace(0.5, 4.0, 31)
+
+    def best(logits: Tensor) -> float:
+        losses = [float(network.task.loss(logits / heat, targets, recording.packed.lengths)) for heat in grid]
+        return float(f"{grid[int(np.argmin(losses))]:.4g}")
+
+    return tuple(best(recording.logits[layer]) for layer in sorted(network.exit_heads))

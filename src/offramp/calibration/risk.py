@@ -1,37 +1,55 @@
-"""A guarantee: on new rows from the same source, an adaptive model departs from its full model at most so often.
+"""Prove that an adaptive model disagrees with its full model at most so often on new rows from the same source.
 
-Learn-then-Test: candidate settings come from one half of the calibration rows and are ordered from the most careful to
-the cheapest; on the other half each must show, by an exact binomial test (a Hoeffding–Bentkus bound where the loss is
-not 0 or 1), that its risk is at most what was asked. The first that cannot ends the sequence, so all tests together
-fail with probability at most 1 − confidence. Candidates and tests never share a row.
+Learn-then-Test (Angelopoulos et al. 2021): candidate settings come from one half of the calibration rows and are
+ordered from the lowest disagreement to the lowest cost. On the other half each must show, by an exact binomial test (a
+Hoeffding–Bentkus bound where the loss is not 0 or 1), that its risk is at most the limit. The first that fails ends the
+sequence, so all tests together fail with probability at most 1 − confidence. Candidates and tests never share a row.
 
-The loss of a row is 1 when the label differs (classification), the share of words whose tag differs (tagging), one
-minus the word F1 of the two answers (span), and the absolute difference capped at 1 (regression).
+The loss of a row is the task's `disagreement`: 1 when the label differs (classification), the share of words whose tag
+differs (tagging), one minus the word F1 of the two answers (question answering), and the absolute difference capped at
+1 (regression).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from offramp import methods
+from offramp.calibration.calibrate import (
+    ENGINE,
+    PRECISION,
+    CalibrationContext,
+    Settings,
+    candidate_settings,
+    explore_settings,
+    has_searchable_thresholds,
+    search_exit_settings,
+    unique_settings,
+)
+from offramp.calibration.replay import ExitRecording
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import RiskGuarantee
+from offramp.inference.batching import full_macs
+from offramp.inference.operating_points import RiskGuarantee, pareto_front
+from offramp.methods import Method, PairMethod
+from offramp.tasks import Task
 
 Losses = NDArray[np.float64]
+DisagreementEvaluator = Callable[[Settings], tuple[Losses, float]]  # settings → loss of every row, share of MACs
 
 
 def rows_needed(risk: float, confidence: float) -> int:
-    """How many rows without a single disagreement prove a risk: fewer cannot prove anything."""
+    """Return how many rows without a single disagreement prove a risk; fewer rows cannot prove it."""
     return math.ceil(math.log(1.0 - confidence) / math.log(1.0 - risk))
 
 
 def check_provable(risk: float, confidence: float, rows: int) -> None:
-    """Refuse what cannot be asked or proven."""
+    """Refuse a risk and a confidence that are out of range, or that `rows` test rows cannot prove."""
     if not 0.0 < risk < 1.0 or not 0.5 <= confidence < 1.0:
         raise OfframpError(
             "a risk and a confidence", f"risk={risk}, confidence={confidence}", "use e.g. --risk 0.01 --confidence 0.95"
@@ -41,17 +59,25 @@ def check_provable(risk: float, confidence: float, rows: int) -> None:
         raise OfframpError(
             f"a risk of {risk} with confidence {confidence}",
             f"{rows} rows to test it on (half of the calibration rows)",
-            f"give at least {2 * need} calibration rows, or ask for a larger risk or a smaller confidence",
+            f"give at least {2 * need} calibration rows, or a larger risk or a smaller confidence",
         )
 
 
-def p_value(losses: Losses, risk: float, whole: bool) -> float:
-    """How likely losses this small are if the true risk were above `risk`; `whole`: the task's losses are 0 or 1.
+def check_task_has_risk(task: Task) -> None:
+    """Refuse a task that has no single predictions to compare with those of the full model."""
+    if task.scores_by_loss or task.kind == "sequence":
+        asked = f"a risk for the task {task.name}"
+        raise OfframpError(asked, "a task without single answers to compare", "leave --risk out")
 
-    Which test is used must not depend on the losses seen, or the two would share one promise.
+
+def p_value(losses: Losses, risk: float, binary: bool) -> float:
+    """Return how likely losses this small are if the true risk were above `risk`.
+
+    `binary` says that the task's losses are 0 or 1. The choice of the test must not depend on the observed losses, or
+    the two tests would share one error probability.
     """
     n, mean = len(losses), float(losses.mean())
-    if whole:
+    if binary:
         return float(binom.cdf(round(losses.sum()), n, risk))
     if mean >= risk:
         return 1.0
@@ -62,23 +88,80 @@ def p_value(losses: Losses, risk: float, whole: bool) -> float:
 
 
 def split_in_halves(rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row indices for finding candidates, and for testing them."""
+    """Return the row indices for finding candidates, and those for testing them."""
     order = np.random.default_rng(seed).permutation(rows)
     return np.sort(order[: rows // 2]), np.sort(order[rows // 2 :])
 
 
 def learn_then_test(
-    candidates: Sequence[dict[str, Any]],
-    test: Callable[[dict[str, Any]], tuple[Losses, float]],
+    candidates: Sequence[Settings],
+    evaluate: DisagreementEvaluator,
     risk: float,
     confidence: float,
-    whole: bool = True,
+    binary: bool = True,
 ) -> RiskGuarantee | None:
-    """Test candidates, most careful first, until one fails; `test` gives losses on the testing half and MAC share."""
+    """Test candidates in order until one fails and return the last that passed; `evaluate` uses the testing half."""
     best: RiskGuarantee | None = None
     for settings in candidates:
-        losses, share = test(settings)
-        if p_value(losses, risk, whole) > 1.0 - confidence:
+        losses, share = evaluate(settings)
+        if p_value(losses, risk, binary) > 1.0 - confidence:
             break
         best = RiskGuarantee(risk, confidence, settings, len(losses), float(losses.mean()), share)
     return best
+
+
+def prove_risk(
+    context: CalibrationContext, recording: ExitRecording | None, risk: float, confidence: float
+) -> RiskGuarantee:
+    """Return the cheapest setting whose disagreement is proven small; the full setting if there is none."""
+    finding_rows, testing_rows = split_in_halves(len(context.data.rows), seed=0)
+    finding, testing = (_half(context, recording, rows) for rows in (finding_rows, testing_rows))
+    candidates = _by_disagreement(context.method, disagreement_evaluator(*finding), _risk_candidates(*finding))
+    full, binary = asdict(context.method.settings()), context.network.task.disagreement_is_binary
+    proven = learn_then_test([full, *candidates], disagreement_evaluator(*testing), risk, confidence, binary)
+    proven = proven or RiskGuarantee(risk, confidence, full, len(testing_rows), 0.0, 1.0)
+    return replace(proven, engine=ENGINE, precision=PRECISION)
+
+
+def _half(
+    context: CalibrationContext, recording: ExitRecording | None, rows: NDArray[np.int64]
+) -> tuple[CalibrationContext, ExitRecording | None]:
+    chosen = np.isin(np.arange(len(context.data.rows)), rows)
+    return (context.subset(chosen), None) if recording is None else context.select_rows(chosen, recording)
+
+
+def _risk_candidates(context: CalibrationContext, recording: ExitRecording | None) -> list[Settings]:
+    """Return the settings that may be tested, in any order."""
+    if isinstance(context.method, PairMethod):
+        *tried, full_point = explore_settings(context, context.record())
+        return [p.settings for p in pareto_front(tried, full_point, context.network.task.higher_is_better)]
+    recording = recording or context.record()
+    found = unique_settings([*candidate_settings(context.network, context.method, recording), *context.searched])
+    if has_searchable_thresholds(context.method):
+        found += [settings for _, settings in search_exit_settings(context, recording)]
+    return found
+
+
+def _by_disagreement(method: Method, evaluate: DisagreementEvaluator, candidates: list[Settings]) -> list[Settings]:
+    """Return the front of disagreement against cost on the finding half, from lowest disagreement to lowest cost."""
+    measured = [(float(losses.mean()), share, s) for s in candidates for losses, share in [evaluate(s)]]
+    front: list[Settings] = []
+    cheapest = 1.0
+    for _, share, settings in sorted(measured, key=lambda item: (item[0], item[1])):
+        if share < cheapest:
+            front.append(asdict(methods.configure(method.settings, settings, method.name)))
+            cheapest = share
+    return front
+
+
+def disagreement_evaluator(context: CalibrationContext, recording: ExitRecording | None) -> DisagreementEvaluator:
+    """Return a function from settings to the disagreement with the full model on every row, and the MAC share."""
+    data, reference = context.data, context.predictions(context.run({}, recording))
+    full = float(full_macs(context.network, data.encoded).sum())
+
+    def evaluate(settings: Settings) -> tuple[Losses, float]:
+        output = context.run(settings, recording)
+        losses = context.network.task.disagreement(context.predictions(output), reference)
+        return np.array(losses), float(output.macs.sum()) / full
+
+    return evaluate

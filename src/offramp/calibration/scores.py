@@ -1,11 +1,13 @@
-"""Scores that keep: what was found on some rows is scored on others.
+"""Scores that hold on new rows: a setting that was chosen on some rows is scored on others.
 
 A setting that was picked because it did well on the calibration rows does worse elsewhere, and the more freedom the
-search had the worse. Three remedies. A ladder of settings with one number to turn hardly flatters itself once a lucky
-rung is trusted no more than the dearer ones, or lengths no more than those that keep more in every layer
-(`dependable`). Settings of many kinds are drawn towards others of their cost (`shrunk`). A search over all off-ramps
-flatters itself a lot, so its settings are scored by cross-fitting (the same search on four fifths of the rows, scored
-on the fifth it did not see) and must then beat the ladder clearly at equal cost, or they are not used (`earned`).
+search had, the worse. Three remedies:
+
+- `monotone_scores`: on a grid over one number no setting is credited with more than costlier ones reached, and lengths
+  with no more than those that keep more tokens in every layer.
+- `shrink_scores`: scores of many different settings are shrunken towards what others of their cost reach.
+- `cross_fitted_gains`: a search over all exits is repeated on four fifths of the rows and scored on the fifth it did
+  not see; its settings are used only where they clearly beat the grid at equal cost.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
@@ -25,74 +26,67 @@ from offramp.inference.operating_points import OperatingPoint
 from offramp.utils.progress import report_progress
 
 if TYPE_CHECKING:
-    from offramp.calibration.subject import CalibrationContext
+    from offramp.calibration.calibrate import CalibrationContext
 
 FOLDS = 5
-CLEARLY = 2.0  # standard errors over folds
-SMALL = 1e-3  # no score is known better
-CHOOSING = 0.25  # standard errors that the cheapest rung within a limit flatters itself by (found by simulation)
+CLEAR_GAIN = 2.0  # standard errors over folds
+SMALLEST_ERROR = 1e-3  # no score is known better than this
+SELECTION_BIAS = 0.25  # standard errors by which the cheapest setting within a limit looks too good (by simulation)
 Settings = dict[str, Any]
-Above = Callable[[OperatingPoint, OperatingPoint], bool]  # whether the second setting should know as much as the first
-Search = Callable[
-    ["CalibrationContext", ExitRecording], list[tuple[float, Settings]]
-]  # (share of MACs, settings), cheapest first
+AtLeast = Callable[[OperatingPoint, OperatingPoint], bool]  # whether the second setting should reach the first's score
+SearchResult = list[tuple[float, Settings]]  # (share of MACs, settings), cheapest first
+Search = Callable[["CalibrationContext", ExitRecording], SearchResult]
 
 
-def costs_at_least(one: OperatingPoint, other: OperatingPoint) -> bool:
-    """Whether `other` spends as much as `one`: on a ladder with one number to turn it should know as much."""
-    return other.mac_share >= one.mac_share
+def costs_at_least(point: OperatingPoint, other: OperatingPoint) -> bool:
+    """Return whether `other` spends at least as much as `point`, and so should reach at least its score."""
+    return other.mac_share >= point.mac_share
 
 
-def keeps_at_least(name: str) -> Above:
-    """The same for lengths, the setting `name`: only who keeps as many tokens in every layer should know as much."""
+def keeps_at_least(name: str) -> AtLeast:
+    """Return the same comparison for lengths, the setting `name`: as many tokens or more in every layer."""
 
-    def above(one: OperatingPoint, other: OperatingPoint) -> bool:
-        mine, theirs = one.settings[name], other.settings[name]  # none given: all tokens
-        return not theirs or (bool(mine) and all(b >= a for a, b in zip(mine, theirs, strict=True)))
+    def at_least(point: OperatingPoint, other: OperatingPoint) -> bool:
+        kept, other_kept = point.settings[name], other.settings[name]  # empty: all tokens
+        return not other_kept or (bool(kept) and all(b >= a for a, b in zip(kept, other_kept, strict=True)))
 
-    return above
+    return at_least
 
 
 def monotone_scores(
-    points: Sequence[OperatingPoint], higher_is_better: bool, above: Above = costs_at_least
+    points: Sequence[OperatingPoint], higher_is_better: bool, at_least: AtLeast = costs_at_least
 ) -> list[OperatingPoint]:
-    """Settings, cheapest first: a little is taken off for choosing among them, and none is promised more than those
-    above it."""
+    """Return points, cheapest first, none with a better score than those that should reach at least as much.
+
+    A little is subtracted from every score for the bias of choosing among them.
+    """
     sign = 1.0 if higher_is_better else -1.0
-    plain = [sign * point.score - CHOOSING * point.error for point in points]
-    made = [
-        replace(one, score=sign * min(score for score, other in zip(plain, points, strict=True) if above(one, other)))
-        for one in points
+    unbiased = [sign * point.score - SELECTION_BIAS * point.error for point in points]
+    monotone = [
+        replace(
+            point,
+            score=sign * min(score for score, other in zip(unbiased, points, strict=True) if at_least(point, other)),
+        )
+        for point in points
     ]
-    return sorted(made, key=lambda point: point.mac_share)
+    return sorted(monotone, key=lambda point: point.mac_share)
 
 
 def shrink_scores(points: Sequence[OperatingPoint], higher_is_better: bool) -> list[OperatingPoint]:
-    """Settings of many kinds, judged on the same rows, their scores drawn towards what others of their cost do, as far
-    as they differ no more than luck does: of those that share a cost the luckiest would be on the front."""
+    """Return points whose scores are shrunken towards the isotonic fit of score over cost.
+
+    The shrinkage is as strong as the differences from the fit are explained by the scores' errors. Without it, of many
+    settings of one cost the luckiest would be on the front.
+    """
     if len(points) < 2:
         return list(points)
     costs, scores, errors = (np.array([getattr(p, name) for p in points]) for name in ("mac_share", "score", "error"))
-    sure = 1.0 / np.maximum(errors, SMALL) ** 2
-    usual = IsotonicRegression(increasing=higher_is_better).fit(costs, scores, sample_weight=sure).predict(costs)
-    luck, seen = (np.average(one**2, weights=sure) for one in (errors, scores - usual))
-    real = max(0.0, 1.0 - luck / seen) if seen > 0.0 else 0.0  # the part of the differences that is none
-    made = usual + real * (scores - usual)
-    return [replace(point, score=float(score)) for point, score in zip(points, made, strict=True)]
-
-
-def select_rows(
-    subject: CalibrationContext, recording: ExitRecording, chosen: NDArray[np.bool_]
-) -> tuple[CalibrationContext, ExitRecording]:
-    """Some of the rows, as if the others had never been there."""
-    keep = torch.tensor([bool(chosen[e.example]) for e in subject.data.encoded])
-    kept = recording.keep(keep, subject.network.per_token)
-    return subject.subset(chosen), kept
-
-
-def even_rows(subject: CalibrationContext) -> NDArray[np.bool_]:
-    """The rows to find settings on; the others are there to score them."""
-    return np.arange(len(subject.data.rows)) % 2 == 0
+    weights = 1.0 / np.maximum(errors, SMALLEST_ERROR) ** 2
+    expected = IsotonicRegression(increasing=higher_is_better).fit(costs, scores, sample_weight=weights).predict(costs)
+    noise, observed = (np.average(values**2, weights=weights) for values in (errors, scores - expected))
+    signal = max(0.0, 1.0 - noise / observed) if observed > 0.0 else 0.0  # the part of the differences that is real
+    shrunken = expected + signal * (scores - expected)
+    return [replace(point, score=float(score)) for point, score in zip(points, shrunken, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -100,61 +94,63 @@ class _Fold:
     """Rows that were held out, and the settings found on the others."""
 
     rows: NDArray[np.int64]
-    subject: CalibrationContext
-    tape: ExitRecording
-    found: list[tuple[float, Settings]]
-    known: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
+    context: CalibrationContext
+    recording: ExitRecording
+    found: SearchResult
+    results: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
 
-    def of(self, share: float) -> Settings:
-        """What the search on the other rows would use for this cost."""
+    def settings_for(self, share: float) -> Settings:
+        """Return the setting that the search on the other rows would use for this cost."""
         return ([s for cost, s in self.found if cost <= share] or [self.found[0][1]])[-1]
 
     def run(self, settings: Settings) -> tuple[list[Any], float, float]:
-        """Predictions for the held-out rows, their score and their MACs."""
-        if repr(settings) not in self.known:
-            data, task = self.subject.data, self.subject.network.task
-            outcome = self.subject.run(settings, self.tape)
-            said = task.predictions(data.rows, data.encoded, outcome.logits)
-            self.known[repr(settings)] = said, task.metrics(data.rows, said)[task.metric], float(outcome.macs.sum())
-        return self.known[repr(settings)]
+        """Return the predictions for the held-out rows, their score and their MACs."""
+        if repr(settings) not in self.results:
+            data, task = self.context.data, self.context.network.task
+            output = self.context.run(settings, self.recording)
+            predictions = task.predictions(data.rows, data.encoded, output.logits)
+            score = task.metrics(data.rows, predictions)[task.metric]
+            self.results[repr(settings)] = predictions, score, float(output.macs.sum())
+        return self.results[repr(settings)]
 
 
-def _folds(subject: CalibrationContext, recording: ExitRecording, search: Search) -> list[_Fold]:
-    place = np.random.default_rng(0).permutation(len(subject.data.rows)) % FOLDS
-    made = []
-    for fold in range(FOLDS):
-        held, tape = select_rows(subject, recording, place == fold)
-        found = search(*select_rows(subject, recording, place != fold))
-        made.append(_Fold(np.flatnonzero(place == fold), held, tape, found))
-        report_progress(fold + 1, FOLDS)
-    return made
+def _split_in_folds(context: CalibrationContext, recording: ExitRecording, search: Search) -> list[_Fold]:
+    fold_of_row = np.random.default_rng(0).permutation(len(context.data.rows)) % FOLDS
+    folds = []
+    for number in range(FOLDS):
+        held_out, held_out_recording = context.select_rows(fold_of_row == number, recording)
+        found = search(*context.select_rows(fold_of_row != number, recording))
+        folds.append(_Fold(np.flatnonzero(fold_of_row == number), held_out, held_out_recording, found))
+        report_progress(number + 1, FOLDS)
+    return folds
 
 
 def cross_fitted_gains(
-    subject: CalibrationContext,
+    context: CalibrationContext,
     recording: ExitRecording,
-    ladder: Sequence[OperatingPoint],
+    grid: Sequence[OperatingPoint],
     search: Search,
-    point: Callable[[Settings], OperatingPoint],
+    evaluate: Callable[[Settings], OperatingPoint],
 ) -> list[OperatingPoint]:
-    """The searched settings that beat the ladder (cheapest first) at equal cost, on rows they were not found on."""
-    task, full = subject.network.task, float(full_macs(subject.network, subject.data.encoded).sum())
-    folds, sign, kept = _folds(subject, recording, search), 1 if task.higher_is_better else -1, []
-    for share, settings in search(subject, recording):
-        ours = [fold.run(fold.of(share)) for fold in folds]
-        spent = max(share, sum(macs for _, _, macs in ours) / full)
-        rival = ([p for p in ladder if p.mac_share <= spent] or [ladder[0]])[-1]
-        theirs = [fold.run(rival.settings) for fold in folds]
-        gains = sign * np.array([a[1] - b[1] for a, b in zip(ours, theirs, strict=True)])
-        if gains.mean() > CLEARLY * gains.std(ddof=1) / FOLDS**0.5:
-            kept.append(replace(point(settings), score=_joint_score(subject, folds, [said for said, _, _ in ours])))
+    """Return the searched settings that beat the grid (cheapest first) at equal cost on rows they were not found on."""
+    task, full = context.network.task, float(full_macs(context.network, context.data.encoded).sum())
+    folds, sign, kept = _split_in_folds(context, recording, search), 1 if task.higher_is_better else -1, []
+    for share, settings in search(context, recording):
+        searched = [fold.run(fold.settings_for(share)) for fold in folds]
+        spent = max(share, sum(macs for _, _, macs in searched) / full)
+        rival = ([p for p in grid if p.mac_share <= spent] or [grid[0]])[-1]
+        baseline = [fold.run(rival.settings) for fold in folds]
+        gains = sign * np.array([a[1] - b[1] for a, b in zip(searched, baseline, strict=True)])
+        if gains.mean() > CLEAR_GAIN * gains.std(ddof=1) / FOLDS**0.5:
+            score = _joint_score(context, folds, [predictions for predictions, _, _ in searched])
+            kept.append(replace(evaluate(settings), score=score))
     return monotone_scores(kept, task.higher_is_better)
 
 
-def _joint_score(subject: CalibrationContext, folds: Sequence[_Fold], said: Sequence[list[Any]]) -> float:
-    """The metric of all rows, each answered by what was found without it."""
-    answers: dict[int, Any] = {}
-    for fold, parts in zip(folds, said, strict=True):
-        answers.update(zip(fold.rows.tolist(), parts, strict=True))
-    task, rows = subject.network.task, subject.data.rows
-    return task.metrics(rows, [answers[i] for i in range(len(rows))])[task.metric]
+def _joint_score(context: CalibrationContext, folds: Sequence[_Fold], predictions: Sequence[list[Any]]) -> float:
+    """Return the metric of all rows, each predicted with the setting that was found without it."""
+    by_row: dict[int, Any] = {}
+    for fold, part in zip(folds, predictions, strict=True):
+        by_row.update(zip(fold.rows.tolist(), part, strict=True))
+    task, rows = context.network.task, context.data.rows
+    return task.metrics(rows, [by_row[i] for i in range(len(rows))])[task.metric]

@@ -1,9 +1,10 @@
-"""What this machine takes for the parts of a model: measured once, fitted by a small model, kept beside the run.
+"""A linear model of the time that one row takes on this machine: measured once and kept beside the run.
 
-A single row takes as long as what the loop logs for it: for each half-layer so much, so much more for each token, and
-in attention for each pair of tokens; so much for each head; so much for the call itself, and for its text. Rows of
-many lengths are sent through the real loop to several depths, some losing tokens on the way, and coefficients (never
-negative) are fitted to their relative error. So whatever an engine does inside a layer, its price is what it takes.
+The time of a single row is explained by the events of its trace: a constant for each half-layer, more for each token
+and, in attention, for each pair of tokens; a constant and a token price for each head, exit unit and predictor; a
+constant for the call itself, and for reading its text. Rows of many lengths are sent through the real loop to several
+depths, some losing tokens on the way, and non-negative coefficients are fitted to the relative error of the measured
+milliseconds. The model knows nothing of how an engine computes a layer, so it serves every engine.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Needs, Policy
 from offramp.data.tokenization import Encoded
+from offramp.inference import format1
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
@@ -42,58 +44,64 @@ Clock = Callable[[], float]
 FILE = "latency.json"
 LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 ROUNDS = 7
-KINDS = ("attend", "feed", "head", "exit_unit", "predictor")
-NAMES = ("text", "text.token", "call", "embed.token", *(f"{kind}{part}" for kind in KINDS for part in ("", ".token")),
-         "attend.pair")  # fmt: skip
+KINDS = ("attend", "feed", "head", "exit_unit", "predictor")  # of events with a constant and a token price
+FEATURES = (
+    "text",
+    "text.token",
+    "call",
+    "embed.token",
+    *(f"{kind}{part}" for kind in KINDS for part in ("", ".token")),
+    "attend.pair",
+)
 
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Milliseconds by what they are paid for, and where they were measured."""
+    """Milliseconds per unit of each feature, and where they were measured."""
 
     ms: dict[str, float]
-    error: float  # mean relative error of the fit on what it was fitted to
+    error: float  # mean relative error of the fit on the measured samples
     samples: int
-    place: dict[str, Any]  # hardware, engine, versions: prices hold there only
+    place: dict[str, Any]  # hardware, engine and versions: the model is valid only there
 
-    def predict(self, made: Array) -> Array:
-        """Milliseconds of rows with these features."""
-        return np.asarray(made @ np.array([self.ms[name] for name in NAMES]))
+    def predict(self, features: Array) -> Array:
+        """Return the milliseconds of rows with these features."""
+        return np.asarray(features @ np.array([self.ms[name] for name in FEATURES]))
 
 
-def trace_features(log: Sequence[Event], rows: int, tokens: Sequence[int] | None = None) -> Array:
-    """What was done for each row, in the order of NAMES; with `tokens`, its text had to be read too."""
-    made = {name: np.zeros(rows) for name in NAMES}
-    made["call"] += 1.0
-    if tokens is not None:
-        made["text"] += 1.0
-        made["text.token"] += np.asarray(tokens, dtype=np.float64)
-    for event in log:
-        who, spent = event.rows.cpu().numpy(), event.tokens.cpu().numpy().astype(np.float64)
+def trace_features(trace: Sequence[Event], rows: int, text_tokens: Sequence[int] | None = None) -> Array:
+    """Return the features of each row [rows, FEATURES]; with `text_tokens`, reading its text is included."""
+    counts = {name: np.zeros(rows) for name in FEATURES}
+    counts["call"] += 1.0
+    if text_tokens is not None:
+        counts["text"] += 1.0
+        counts["text.token"] += np.asarray(text_tokens, dtype=np.float64)
+    for event in trace:
+        index, tokens = event.rows.cpu().numpy(), event.tokens.cpu().numpy().astype(np.float64)
         if event.kind == "embed":
-            np.add.at(made["embed.token"], who, spent)
+            np.add.at(counts["embed.token"], index, tokens)
             continue
-        np.add.at(made[event.kind], who, (spent > 0).astype(np.float64))
-        np.add.at(made[f"{event.kind}.token"], who, spent)
+        np.add.at(counts[event.kind], index, (tokens > 0).astype(np.float64))
+        np.add.at(counts[f"{event.kind}.token"], index, tokens)
         if event.kind == "attend":
-            np.add.at(made["attend.pair"], who, spent * event.keys.cpu().numpy())
-    return np.stack([made[name] for name in NAMES], axis=1)
+            np.add.at(counts["attend.pair"], index, tokens * event.keys.cpu().numpy())
+    return np.stack([counts[name] for name in FEATURES], axis=1)
 
 
-def fit_time_model(seen: Array, ms: Array) -> tuple[dict[str, float], float]:
-    """Prices that explain measured milliseconds, and the mean relative error that is left."""
-    found, _ = nnls(seen / ms[:, None], np.ones(len(ms)), maxiter=1000)
-    left = np.abs(seen @ found / ms - 1.0)
-    return {name: float(value) for name, value in zip(NAMES, found, strict=True)}, float(left.mean())
+def fit_time_model(features: Array, ms: Array) -> tuple[dict[str, float], float]:
+    """Return coefficients that explain measured milliseconds, and the mean relative error that is left."""
+    coefficients, _ = nnls(features / ms[:, None], np.ones(len(ms)), maxiter=1000)
+    errors = np.abs(features @ coefficients / ms - 1.0)
+    return {name: float(value) for name, value in zip(FEATURES, coefficients, strict=True)}, float(errors.mean())
 
 
 @dataclass(frozen=True)
 class Probe(Policy):
-    """Everybody leaves at a given off-ramp; on the way, tokens may go after the first attention."""
+    """Every row leaves at a given exit; tokens may be dropped after the first attention."""
 
-    exits: frozenset[int]  # off-ramps that are asked
+    exits: frozenset[int]  # exits that are evaluated
     depth: int
-    keep: int | None = None
+    keep: int | None = None  # tokens
 
     def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
         return s.packed.tokens[POSITION] < self.keep if self.keep is not None and layer == 1 else None
@@ -108,96 +116,98 @@ class Probe(Policy):
         return torch.ones(s.packed.count, dtype=torch.bool) if layer == self.depth else None
 
 
-def _probes(model: Predictor, tokens: int) -> list[Policy]:
-    """Depths and losses that tell the parts apart, and the method's own policy for what it computes besides."""
-    network, method = model.network, model.model.method
-    exit_heads, depth = sorted(network.exit_heads), network.depth
-    early = sorted({exit_heads[0], exit_heads[len(exit_heads) // 2], exit_heads[-1]}) if exit_heads else []
-    made: list[Policy] = [Probe(frozenset(exits), at) for at in [*early, depth] for exits in ((), exit_heads)]
-    made += [Probe(frozenset(), depth, keep) for keep in {1, -(-tokens // 2)}]
-    known = model.points.points if model.points else ()
-    own = [method.settings(), *(model.settings(given=point.settings) for point in known[:1])]
-    return [*made, *(method.policy(network, settings) for settings in own)]
+def _probes(predictor: Predictor, tokens: int) -> list[Policy]:
+    """Return policies of different depths and lengths, and the method's own for what it computes besides layers."""
+    network, method = predictor.network, predictor.model.method
+    exits, depth = sorted(network.exit_heads), network.depth
+    early = sorted({exits[0], exits[len(exits) // 2], exits[-1]}) if exits else []
+    probes: list[Policy] = [Probe(frozenset(some), at) for at in [*early, depth] for some in ((), exits)]
+    probes += [Probe(frozenset(), depth, keep) for keep in {1, -(-tokens // 2)}]
+    points = predictor.points.points if predictor.points else ()
+    settings = [method.settings(), *(predictor.settings(given=point.settings) for point in points[:1])]
+    return [*probes, *(method.policy(network, one) for one in settings)]
 
 
-def measure_time_model(model: Predictor, texts: Sequence[Row], clock: Clock = time.perf_counter) -> TimeModel:
-    """Prices of this model on this machine; `texts` are rows to read, a few of each length."""
-    jobs = [(packed, policy) for packed in _rows(model) for policy in _probes(model, packed.total)]
-    seen = [trace_features(run_trace(model, policy, packed), 1)[0] for packed, policy in jobs]  # and everybody is warm
-    tries = np.zeros((len(jobs), ROUNDS))
+def measure_time_model(predictor: Predictor, texts: Sequence[Row], clock: Clock = time.perf_counter) -> TimeModel:
+    """Measure this model on this machine; `texts` are rows to read, a few of each length."""
+    jobs = [(packed, policy) for packed in _probe_rows(predictor) for policy in _probes(predictor, packed.total)]
+    features = [trace_features(run_trace(predictor, policy, packed), 1)[0] for packed, policy in jobs]  # also warms up
+    times = np.zeros((len(jobs), ROUNDS))
     for number, (index, (packed, policy)) in itertools.product(range(ROUNDS), enumerate(jobs)):
         started = clock()
-        run_packed(model.network, model.engine, policy, packed)
-        tries[index, number] = 1000 * (clock() - started)
-    read, reading = _reading(model, texts, clock)
-    ms = np.array([*np.median(tries, axis=1), *reading])
-    found, error = fit_time_model(np.stack([*seen, *read]), ms)
-    return TimeModel(found, round(error, 4), len(ms), measurement_place(model))
+        run_packed(predictor.network, predictor.engine, policy, packed)
+        times[index, number] = 1000 * (clock() - started)
+    text_features, text_times = _measure_texts(predictor, texts, clock)
+    ms = np.array([*np.median(times, axis=1), *text_times])
+    coefficients, error = fit_time_model(np.stack([*features, *text_features]), ms)
+    return TimeModel(coefficients, round(error, 4), len(ms), measurement_place(predictor))
 
 
-def run_trace(model: Predictor, policy: Policy, packed: Packed) -> list[Event]:
-    """What the loop does with a batch under a policy."""
+def run_trace(predictor: Predictor, policy: Policy, packed: Packed) -> list[Event]:
+    """Return the events of the loop for a batch under a policy."""
+    network, engine = predictor.network, predictor.engine
     with torch.inference_mode():
-        return run(
-            model.engine, model.engine.compile_heads(model.network), policy, packed.to(model.network.device)
-        ).trace
+        return run(engine, engine.compile_heads(network), policy, packed.to(network.device)).trace
 
 
-def _rows(model: Predictor) -> list[Packed]:
-    """Single rows of many lengths, up to the longest that the model takes."""
-    lengths = [n for n in LENGTHS if n < model.model.max_length] + [min(model.model.max_length, LENGTHS[-1])]
-    tokenizer = model.model.tokenizer
+def _probe_rows(predictor: Predictor) -> list[Packed]:
+    """Return single rows of many lengths, up to the longest that the model takes."""
+    model, tokenizer = predictor.model, predictor.model.tokenizer
+    lengths = [n for n in LENGTHS if n < model.max_length] + [min(model.max_length, LENGTHS[-1])]
     ids = [int(tokenizer.cls_token_id or 0), *(i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids)]
     rows = [[ids[place % len(ids)] for place in range(n)] for n in dict.fromkeys(lengths)]
-    return [pack_rows(model.task, [Encoded(row, [0] * len(row), 0, list(range(len(row))), [], 0)]) for row in rows]
+    return [pack_rows(predictor.task, [Encoded(row, [0] * len(row), 0, list(range(len(row))), [], 0)]) for row in rows]
 
 
-def _reading(model: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list[Array], list[float]]:
-    """Text to token ids, and logits to a prediction: what a call takes besides the model."""
-    seen, ms = [], []
+def _measure_texts(predictor: Predictor, texts: Sequence[Row], clock: Clock) -> tuple[list[Array], list[float]]:
+    """Measure text to token ids and logits to a prediction: the time of a call besides the model."""
+    features, ms = [], []
     for text in texts:
-        encoded, tries = model.prepare([text]), []
-        outcome = model.run(encoded, model.model.method.settings(), 1)
+        encoded, times = predictor.prepare([text]), []
+        output = predictor.run(encoded, predictor.model.method.settings(), 1)
         for _ in range(ROUNDS):
             started = clock()
-            model.finish([text], model.prepare([text]), outcome)
-            tries.append(1000 * (clock() - started))
-        row = np.zeros(len(NAMES))
-        row[NAMES.index("text")], row[NAMES.index("text.token")] = 1.0, sum(len(e.ids) for e in encoded)
-        seen.append(row)
-        ms.append(statistics.median(tries))
-    return seen, ms
+            predictor.finish([text], predictor.prepare([text]), output)
+            times.append(1000 * (clock() - started))
+        row = np.zeros(len(FEATURES))
+        row[FEATURES.index("text")] = 1.0
+        row[FEATURES.index("text.token")] = sum(len(e.ids) for e in encoded)
+        features.append(row)
+        ms.append(statistics.median(times))
+    return features, ms
 
 
-def measurement_place(model: Predictor) -> dict[str, Any]:
-    """Where prices hold: this machine, this engine, these versions."""
-    how = {"engine": model.engine_name, "precision": model.how.precision, "threads": model.how.threads}
-    return {"hardware": hardware(), **how, **engines.versions(model.engine_name), "offramp": __version__}
+def measurement_place(predictor: Predictor) -> dict[str, Any]:
+    """Return where a time model is valid: this machine, this engine, these versions."""
+    how = {"engine": predictor.engine_name, "precision": predictor.how.precision, "threads": predictor.how.threads}
+    return {"hardware": hardware(), **how, **engines.versions(predictor.engine_name), "offramp": __version__}
 
 
-def stored_time_model(model: Predictor, folder: Path) -> TimeModel | None:
-    """Prices that were measured here before."""
-    if not (folder / FILE).is_file():
-        return None
-    there, where = read_json(folder / FILE), measurement_place(model)
-    fitting = [one for one in there if one["place"] == where and set(one["ms"]) == set(NAMES)]
+def _read_time_models(folder: Path) -> list[dict[str, Any]]:
+    stored = read_json(folder / FILE) if (folder / FILE).is_file() else []
+    return [format1.time_model(one) for one in stored]
+
+
+def stored_time_model(predictor: Predictor, folder: Path) -> TimeModel | None:
+    """Return the time model that was measured here before, if there is one."""
+    place = measurement_place(predictor)
+    fitting = [one for one in _read_time_models(folder) if one["place"] == place and set(one["ms"]) == set(FEATURES)]
     return TimeModel(**fitting[0]) if fitting else None
 
 
-def store_time_model(folder: Path, prices: TimeModel) -> None:
-    """Remember prices beside the run; those of other machines and engines stay."""
-    there = read_json(folder / FILE) if (folder / FILE).is_file() else []
-    others = [one for one in there if one["place"] != prices.place]
-    write_json(folder / FILE, [*others, asdict(prices)])
+def store_time_model(folder: Path, model: TimeModel) -> None:
+    """Write a time model beside the run; those of other machines and engines stay."""
+    others = [one for one in _read_time_models(folder) if one["place"] != model.place]
+    write_json(folder / FILE, [*others, asdict(model)])
 
 
-def time_model_of(model: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
-    """Prices measured here before, else now."""
-    return stored_time_model(model, folder) or remeasured_time_model(model, folder, texts)
+def time_model_of(predictor: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
+    """Return the stored time model, else measure one."""
+    return stored_time_model(predictor, folder) or remeasured_time_model(predictor, folder, texts)
 
 
-def remeasured_time_model(model: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
-    """Prices measured now, in the place of those that were."""
-    found = measure_time_model(model, texts)
-    store_time_model(folder, found)
-    return found
+def remeasured_time_model(predictor: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
+    """Measure a time model and store it in the place of an older one."""
+    model = measure_time_model(predictor, texts)
+    store_time_model(folder, model)
+    return model

@@ -32,7 +32,7 @@ def command(
     from offramp.cli.printing.tables import print_points
     from offramp.commands.calibrate import check_point_request, recalibrate
     from offramp.data.readers import read_rows
-    from offramp.inference.operating_points import parse_latency
+    from offramp.inference.budget import parse_latency
 
     check_point_request(budget, max_loss)
     time = None if latency is None else parse_latency(latency)

@@ -10,7 +10,7 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.point_sweep import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
-from offramp.inference.operating_points import parse_latency
+from offramp.inference.budget import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.utils.command_line import python_call

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 from offramp.data.readers import stream_rows
 from offramp.errors import OfframpError
-from offramp.inference.operating_points import parse_latency
+from offramp.inference.budget import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.utils.files import atomic_replace
 

@@ -22,7 +22,7 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_for_training
 from offramp.inference.model_card import render_model_card
-from offramp.inference.new_translation_model import build_translation_model, is_model_configuration
+from offramp.inference.new_model import build_translation_model, is_model_configuration
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.methods import Method
@@ -161,7 +161,7 @@ def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> L
             _same_answers(theirs, task, source)
             base = theirs["base_model"]  # --model only names what the first run started from
         torch.manual_seed(request.schedule.seed)
-        hf, fresh = folders.load_backbone_and_missing(source, task, whole=request.init is not None)
+        hf, fresh = folders.load_backbone_and_missing(source, task, complete=request.init is not None)
         folders.check_tokenizer_size(tokenizer, hf, source)
     net = folders.build_network(hf, task, method, options, fresh)
     if request.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own

@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation import peers
 from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits
 from offramp.inference.batching import run_encoded
-from offramp.inference.operating_points import parse_latency
+from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
 from offramp.nn.setting_space import FixedSpace
 
@@ -146,20 +146,7 @@ def full_settings(model: Predictor) -> Any:
 
 def settings_for_budget(model: Predictor, budget: str) -> Any:
     """Settings for a budget as it is written: a share, `default`, `max-loss=0.01`, `risk=0.01`, `latency=5ms`."""
-    kind, _, value = budget.partition("=")
-    try:
-        if budget == "default":
-            return model.settings()
-        if kind == "latency":
-            return model.settings(latency=parse_latency(value))
-        if kind == "max-loss":
-            return model.settings(max_loss=float(value))
-        if kind == "risk":
-            return model.settings(risk=float(value))
-        return model.settings(float(budget))
-    except ValueError as error:
-        fix = "write shares like 0.5, default, max-loss=0.01, risk=0.01 or latency=5ms"
-        raise OfframpError("budgets", repr(budget), fix) from error
+    return model.settings(Budget.from_text(budget))
 
 
 def list_contenders(

@@ -17,6 +17,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.collect import LOSSES
 from offramp.evaluation.result_cells import Measurement, Origin, compute_fields, labelled_data, result_cell
 from offramp.inference.batching import score_policy
+from offramp.inference.budget import Budget
 from offramp.inference.operating_points import OperatingPoint, RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
@@ -34,7 +35,7 @@ def sweep_points(
     data = labelled_data(predictor, rows, origin)
     measure = cache(_measurer(predictor, data, batch_size))
     wishes: list[tuple[str, float | None, OperatingPoint | RiskGuarantee]] = [("full", None, points.full_point)]
-    wishes += [("max_loss", loss, points.choose(None, loss)) for loss in LOSSES]
+    wishes += [("max_loss", loss, points.choose(Budget.loss(loss))) for loss in LOSSES]
     wishes += [("risk", proven.risk, proven) for proven in points.guarantees]
     cells = []
     for by, value, point in wishes:

@@ -1,1 +1,1 @@
-"""The model folder, its operating points, and text in → predictions out."""
+"""Run folders, operating points, budgets, and the predictor: text in, predictions out."""

@@ -1,7 +1,7 @@
-"""Names that run folders of format 1 use, mapped to the names of format 2.
+"""Names that run folders of format 1 store, mapped to the names of format 2.
 
-Folders written before version 0.2 (format 1) store module keys, option names and task names that the code has since
-renamed. Every stored name that changed stands in a table here; everything else is the same in both formats.
+Folders written before version 0.2 (format 1) store module keys, option names, task names and event kinds that the code
+has since renamed. Every stored name that changed stands in a table here; everything else is the same in both formats.
 """
 
 from __future__ import annotations
@@ -24,24 +24,46 @@ OPTIONS = {  # option names in offramp.json and recipe.yaml
     "lexicon": "bag_of_words_training",
     "lexical_depth": "bag_of_words_depth",
 }
-TASKS = {"span": "question_answering"}  # task names in offramp.json
-
-
-def tensor_name(name: str) -> str:
-    """Return the format 2 name of a stored tensor."""
-    prefix, dot, rest = name.partition(".")
-    return TENSOR_PREFIXES.get(prefix, prefix) + dot + rest
+TASKS = {"span": "question_answering"}  # task names in offramp.json and recipe.yaml
+EVENT_KINDS = {"doubt": "exit_unit", "extra": "predictor"}  # kinds of events priced in latency.json
 
 
 def tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return stored tensors under their format 2 names."""
-    return {tensor_name(name): tensor for name, tensor in stored.items()}
+    """Return the tensors of an offramp.safetensors under their format 2 names."""
+    return {_rename_prefix(name, TENSOR_PREFIXES): tensor for name, tensor in stored.items()}
 
 
-def description(spec: Mapping[str, Any]) -> dict[str, Any]:
+def description(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return an offramp.json of format 1 as one of format 2."""
-    options = {OPTIONS.get(name, name): value for name, value in spec["options"].items()}
-    task = spec.get("task")
-    if isinstance(task, Mapping) and task.get("name") in TASKS:
-        task = {**task, "name": TASKS[task["name"]]}
-    return {**spec, "format": 2, "task": task, "options": options}
+    renamed = {**stored, "format": 2}
+    if isinstance(stored.get("options"), dict):
+        renamed["options"] = _rename_keys(stored["options"], OPTIONS)
+    task = stored.get("task")
+    if isinstance(task, dict) and isinstance(task.get("name"), str):
+        renamed["task"] = {**task, "name": TASKS.get(task["name"], task["name"])}
+    return renamed
+
+
+def recipe(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe.yaml of either format with the names of format 2."""
+    renamed = dict(stored)
+    if isinstance(stored.get("options"), dict):
+        renamed["options"] = _rename_keys(stored["options"], OPTIONS)
+    if isinstance(stored.get("task"), str):
+        renamed["task"] = TASKS.get(stored["task"], stored["task"])
+    return renamed
+
+
+def time_model(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one entry of a latency.json of either format with the names of format 2."""
+    return {**stored, "ms": {_rename_prefix(name, EVENT_KINDS): ms for name, ms in stored["ms"].items()}}
+
+
+def _rename_prefix(name: str, table: Mapping[str, str]) -> str:
+    """Return a dotted name whose first part is renamed."""
+    prefix, dot, rest = name.partition(".")
+    return table.get(prefix, prefix) + dot + rest
+
+
+def _rename_keys(values: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, Any]:
+    return {table.get(name, name): value for name, value in values.items()}

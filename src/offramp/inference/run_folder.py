@@ -1,4 +1,4 @@
-"""The model folder: what plain `transformers` opens as the full model and Offramp opens as the adaptive one.
+"""The run folder: plain `transformers` opens it as the full model, Offramp as the adaptive one.
 
     config.json model.safetensors tokenizer…   the full model, Hugging Face names
     offramp.json offramp.safetensors           method, options, task, versions; added modules
@@ -18,6 +18,7 @@ import transformers
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from offramp import __version__, backbones, methods, tasks
 from offramp.errors import OfframpError
@@ -33,11 +34,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 2  # what this version writes; it also reads format 1 (inference/format1.py)
+FIELDS: dict[str, type] = {  # what every offramp.json must hold
+    "method": str,
+    "options": dict,
+    "task": dict,
+    "max_length": int,
+    "base_model": str,
+}
+NEW_IN_EVERY_RUN = ("exit_heads.", "lengths.", "retention.")  # added modules that are never taken from an earlier run
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A model folder in memory."""
+    """A run folder in memory."""
 
     network: Network
     tokenizer: PreTrainedTokenizerBase
@@ -49,7 +58,7 @@ class LoadedRun:
 
 
 def check_backbone(source: str) -> None:
-    """A model (folder or hub name) of a family that has a backbone file; costs one small file."""
+    """Refuse a model (folder or hub name) whose family has no backbone file; reads one small file."""
     if not Path(source).is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise _no_model(source, FileNotFoundError("no such folder"))
     try:
@@ -59,16 +68,18 @@ def check_backbone(source: str) -> None:
     backbones.find(config.get("model_type", "unknown"))
 
 
-def load_backbone(source: str, task: Task, whole: bool = False) -> PreTrainedModel:
-    """A Hugging Face model for a task, from a folder or a hub name: safetensors only, float32, no remote code."""
-    return load_backbone_and_missing(source, task, whole)[0]
+def load_backbone(source: str, task: Task, complete: bool = False) -> PreTrainedModel:
+    """Return a Hugging Face model for a task, from a folder or a hub name: safetensors, float32, no remote code."""
+    return load_backbone_and_missing(source, task, complete)[0]
 
 
-def load_backbone_and_missing(source: str, task: Task, whole: bool = False) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model, and the names of parameters that its file lacks.
+def load_backbone_and_missing(
+    source: str, task: Task, complete: bool = False
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Return the model and the names of parameters that its file lacks.
 
-    A pretrained model lacks the task's head (and perhaps a pooler), which start fresh; of a finished one (`whole`)
-    nothing may be missing.
+    A pretrained model lacks the task's head (and perhaps a pooler), which are then newly initialised; a finished one
+    (`complete`) may lack nothing.
     """
     auto = getattr(transformers, task.auto_class)
     safe = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
@@ -78,36 +89,40 @@ def load_backbone_and_missing(source: str, task: Task, whole: bool = False) -> t
                 source, **safe, ignore_mismatched_sizes=True, output_loading_info=True, **task.config()
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _no_model(source, error, whole) from error
-    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    if whole and wrong:
-        given = f"{source}, whose model.safetensors lacks {', '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}"
-        raise OfframpError("the whole of a trained model", given, "restore the folder or train again")
-    return model, frozenset(wrong)
+        raise _no_model(source, error, complete) from error
+    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    if complete and missing:
+        listed = f"{', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}"
+        given = f"{source}, whose model.safetensors lacks {listed}"
+        raise OfframpError("all weights of a trained model", given, "restore the folder or train again")
+    return model, frozenset(missing)
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model."""
+    """Return the tokenizer beside a model."""
     try:
         with quiet_transformers():
-            made: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+                source, trust_remote_code=False
+            )
     except Exception as error:  # the Rust library raises bare Exceptions; whatever it is, the files are unusable
         raise OfframpError(
             "a tokenizer", f"{source!r}: {_first_line(error)}", "put tokenizer.json beside the model's weights"
         ) from error
-    return made
+    return tokenizer
 
 
 def check_tokenizer_size(tokenizer: PreTrainedTokenizerBase, hf: PreTrainedModel, source: str) -> None:
-    """Refuse a tokenizer that knows a fraction of the model's words: without its file an empty one is made."""
+    """Refuse a tokenizer with less than half of the model's vocabulary: without its file transformers builds an empty
+    one."""
     known, wanted = len(tokenizer), int(hf.config.vocab_size)
     if 2 * known < wanted:
         given = f"{source}, whose tokenizer knows {known} pieces where the model has {wanted}"
         raise OfframpError("the tokenizer of a model", given, "put its tokenizer.json beside the model's weights")
 
 
-def _no_model(source: str, error: Exception, whole: bool = False) -> OfframpError:
-    if whole:
+def _no_model(source: str, error: Exception, complete: bool = False) -> OfframpError:
+    if complete:
         return OfframpError(f"the trained model in {source}", _first_line(error), "restore the folder or train again")
     fix = "give a folder with config.json and model.safetensors, or the name of a model on the hub"
     return OfframpError("a pretrained model", f"{source!r}: {_first_line(error)}", fix)
@@ -118,32 +133,37 @@ def _first_line(error: Exception) -> str:
 
 
 def build_network(
-    hf: PreTrainedModel, task: Task, method: Method, options: Any, fresh: frozenset[str] = frozenset()
+    hf: PreTrainedModel, task: Task, method: Method, options: Any, missing: frozenset[str] = frozenset()
 ) -> Network:
-    """A network with the method's modules in it; `fresh` names parameters of `hf` that were never trained."""
-    net = replace(bare_network(hf, task), newly_initialized=fresh)
+    """Return a network with the method's modules in it; `missing` names parameters of `hf` that no file held."""
+    net = replace(bare_network(hf, task), newly_initialized=missing)
     methods.check_serves(method, task)
     for name, module in method.modules(net, options).items():
         net.added[name] = module
     return net
 
 
-FRESH = ("exit_heads.", "lengths.", "retention.")  # added modules that begin anew in every run
-
-
 def reuse_added_modules(net: Network, method: Method, source: str) -> None:
-    """What an earlier run of the same method, now a pretrained model, learned besides answering: a predictor of depths
-    that was pretrained with its backbone goes on learning. Off-ramps belong to a task and start fresh, and lengths are
-    what the options of this run say."""
+    """Load added modules from an earlier run of the same method that now serves as a pretrained model.
+
+    A predictor of depths that was pretrained with its backbone continues to learn. Exit heads belong to a task and are
+    newly initialised, and lengths are those of this run's options.
+    """
     path = Path(source)
     if not is_run(path) or read_description(path)["method"] != method.name:
         return
-    own = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(FRESH)}
+    shapes = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(NEW_IN_EVERY_RUN)}
     try:
-        stored = format1.tensors(load_file(path / "offramp.safetensors"))
+        stored = _load_added(path)
     except (OSError, SafetensorError) as error:
         raise _no_added(path, error) from error
-    net.added.load_state_dict({name: t for name, t in stored.items() if own.get(name) == t.shape}, strict=False)
+    net.added.load_state_dict({name: t for name, t in stored.items() if shapes.get(name) == t.shape}, strict=False)
+
+
+def _load_added(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of the added modules under their present names."""
+    stored = load_file(folder / "offramp.safetensors")
+    return format1.tensors(stored) if read_json(folder / "offramp.json").get("format") == 1 else stored
 
 
 def _no_added(path: Path, error: Exception) -> OfframpError:
@@ -152,7 +172,7 @@ def _no_added(path: Path, error: Exception) -> OfframpError:
 
 
 def save_run(folder: Path, model: LoadedRun) -> None:
-    """Write everything but points, recipe and card. `folder` should be a fresh one that takes its place afterwards."""
+    """Write everything but points, recipe and card; callers write a temporary folder that then takes its place."""
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_transformers():
         model.network.hf.save_pretrained(folder)
@@ -163,7 +183,7 @@ def save_run(folder: Path, model: LoadedRun) -> None:
 
 
 def run_description(model: LoadedRun) -> dict[str, Any]:
-    """What offramp.json holds."""
+    """Return the contents of offramp.json."""
     task = model.network.task
     return {
         "format": FORMAT,
@@ -179,63 +199,76 @@ def run_description(model: LoadedRun) -> dict[str, Any]:
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """offramp.json of a run, or a clear answer why this is not one."""
+    """Return offramp.json of a run, checked and with the names of the present format; refuse what is not a run."""
     path = Path(folder)
     if not is_run(path):
-        what, fix = "no such folder", "give the folder that `offramp train --out` wrote"
+        given, fix = "no such folder", "give the folder that `offramp train --out` wrote"
         if path.exists():
-            what = "an existing folder without offramp.json" if path.is_dir() else "a file"
+            given = "an existing folder without offramp.json" if path.is_dir() else "a file"
         elif working_folder(path).is_dir():
-            what = "its training is not finished"
-            fix = "run the same `offramp train` command again: it goes on where it stopped"
-        raise OfframpError(f"the run folder {str(folder)!r}", what, fix)
-    spec = read_json(path / "offramp.json")
-    written = spec.get("format") if isinstance(spec, dict) else None
-    if written == 1 and isinstance(spec.get("options"), dict):
-        return format1.description(spec)
-    if written != FORMAT:
+            given = "its training is not finished"
+            fix = "run the same `offramp train` command again: it continues where it stopped"
+        raise OfframpError(f"the run folder {str(folder)!r}", given, fix)
+    stored = read_json(path / "offramp.json")
+    written = stored.get("format") if isinstance(stored, dict) else None
+    if written not in (1, FORMAT):
         raise OfframpError(
-            f"a model folder of format {FORMAT}",
-            f"{folder}, whose offramp.json says format {written}",
+            f"a run folder of format 1 or {FORMAT}",
+            f"{folder}, whose offramp.json states format {written}",
             "load it with the Offramp version that wrote it, or train again",
         )
-    made: dict[str, Any] = spec
-    return made
+    description: dict[str, Any] = format1.description(stored) if written == 1 else stored
+    _check_description(description, path)
+    return description
+
+
+def _check_description(description: dict[str, Any], folder: Path) -> None:
+    """Refuse an offramp.json that lacks a field or holds a value of another type."""
+    wrong = [
+        f"{name} is {description[name]!r:.60}" if name in description else f"{name} is missing"
+        for name, kind in FIELDS.items()
+        if not isinstance(description.get(name), kind) or isinstance(description.get(name), bool)
+    ]
+    if not wrong and not isinstance(description["task"].get("name"), str):
+        wrong = ["task has no name"]
+    if wrong:
+        given = f"a damaged offramp.json ({'; '.join(wrong)})"
+        raise OfframpError(f"the run folder {folder}", given, "restore it or train again")
 
 
 def read_recipe(folder: str | Path) -> dict[str, Any]:
-    """recipe.yaml of a run: how it was trained; empty for a folder made in other ways."""
+    """Return recipe.yaml of a run, how it was trained; empty for a folder that has none."""
     path = Path(folder) / "recipe.yaml"
     try:
-        made = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise OfframpError(f"to read {path}", f"a damaged file ({_first_line(error)})", "restore it") from error
-    return made if isinstance(made, dict) else {}
+    return format1.recipe(recipe) if isinstance(recipe, dict) else {}
 
 
-def task_from_description(spec: dict[str, Any]) -> Task:
-    """The task that an offramp.json tells of."""
-    return tasks.get(spec["task"]["name"]).from_json(spec["task"])
+def task_from_description(description: dict[str, Any]) -> Task:
+    """Return the task that an offramp.json describes."""
+    return tasks.get(description["task"]["name"]).from_json(description["task"])
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """A model folder with all its parts."""
-    path, spec = Path(folder), read_description(folder)
+    """Return a run folder with all its parts."""
+    path, description = Path(folder), read_description(folder)
     tokenizer = load_tokenizer(str(path))
     try:
-        task = task_from_description(spec).with_tokenizer(tokenizer)
-        method, longest, base_model = methods.get(spec["method"]), int(spec["max_length"]), str(spec["base_model"])
-        options = methods.configure(method.options, spec["options"], spec["method"])
+        task = task_from_description(description).with_tokenizer(tokenizer)
+        method = methods.get(description["method"])
+        options = methods.configure(method.options, description["options"], method.name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         given = f"a damaged offramp.json ({type(error).__name__}: {_first_line(error)})"
-        raise OfframpError(f"the model folder {folder}", given, "restore it or train again") from error
-    hf = load_backbone(str(path), task, whole=True)
+        raise OfframpError(f"the run folder {folder}", given, "restore it or train again") from error
+    hf = load_backbone(str(path), task, complete=True)
     check_tokenizer_size(tokenizer, hf, str(path))
     net = build_network(hf, task, method, options)
     try:
-        net.added.load_state_dict(format1.tensors(load_file(path / "offramp.safetensors")))
+        net.added.load_state_dict(_load_added(path))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _no_added(path, error) from error
     method.prepare(net, options)
     net.eval()
-    return LoadedRun(net, tokenizer, method, options, longest, base_model, path)
+    return LoadedRun(net, tokenizer, method, options, description["max_length"], description["base_model"], path)

@@ -15,7 +15,8 @@ from offramp.evaluation.budgets import BATCH
 from offramp.evaluation.collect import collect_results
 from offramp.evaluation.result_cells import model_name
 from offramp.evaluation.tables import COLUMNS, table_lines
-from offramp.inference.operating_points import TOLERANCE, OperatingPoints
+from offramp.inference.budget import Budget
+from offramp.inference.operating_points import OperatingPoints
 
 if TYPE_CHECKING:
     from offramp.commands.compare import Comparison
@@ -48,7 +49,7 @@ def print_points(points: OperatingPoints, budget: float | None = None, max_loss:
     """Print operating points, the one for a budget or a loss, and what was proven and timed."""
     out.print(points_table(points))
     if budget is not None or max_loss is not None:
-        point = points.choose(budget, TOLERANCE if max_loss is None else max_loss)
+        point = points.choose(Budget.parse(budget, max_loss=max_loss))
         limit = f"budget {budget}" if budget is not None else f"a loss of at most {max_loss}"
         out.print(f"for {limit}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
     for proven in points.guarantees:
