@@ -75,5 +75,5 @@ def test_example_trains_calibrates_and_answers_within_a_budget(base: str, tmp_pa
     run = factories.run_folder(base, tmp_path, "margin")
     texts = [row["text"] for row in factories.labelled_rows(count=12, seed=2)]
     predictor = Predictor.load(run)
-    fast, full = predictor.predict(texts, budget=0.5), predictor.predict(texts)
+    fast, full = predictor.predict(texts, budget=0.5), predictor.predict(texts, budget=1.0)
     assert sum(p["macs"] for p in fast) < sum(p["macs"] for p in full)
