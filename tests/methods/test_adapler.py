@@ -16,7 +16,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import adapler
-from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings, Fading, fade
+from offramp.methods.adapler import AdapLeROptions, AdapLeRPolicy, AdapLeRSettings, SoftTokenMask, log_presence_change
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
@@ -41,7 +41,7 @@ def build(task: str = "classification", options: AdapLeROptions | None = None, *
     with torch.no_grad():
         for _, p in net.added["predictors"].named_parameters():
             p.mul_(3.0)
-        adapler.cuts(net).eta.fill_(0.7)
+        adapler.token_thresholds(net).eta.fill_(0.7)
     net.eval()
     ids = tiny.rows(LENGTHS)
     return net, Data(GIVEN[task], [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
@@ -51,9 +51,9 @@ def everyone(net: Network, data: Data) -> Batch:
     return build_batch(net.task, data, range(len(LENGTHS)), None)
 
 
-def softly(net: Network, packed: Packed, sharpness: float) -> tuple[Tensor, Fading]:
-    cuts = adapler.cuts(net)
-    fading = Fading(net, cuts.eta.detach(), torch.ones_like(cuts.theta), sharpness)
+def softly(net: Network, packed: Packed, sharpness: float) -> tuple[Tensor, SoftTokenMask]:
+    token_thresholds = adapler.token_thresholds(net)
+    fading = SoftTokenMask(net, token_thresholds.eta.detach(), torch.ones_like(token_thresholds.theta), sharpness)
     made = forward_all_layers(net.encoder, packed, ForwardHooks(gate=fading.gate, key_bias=lambda *_: fading.mask))
     return net(net.depth, made.after(net.depth)), fading
 
@@ -74,10 +74,10 @@ def test_soft_and_hard_agree_as_the_mask_sharpens(task: str) -> None:
 
 def test_the_soft_mask_is_the_papers_function() -> None:
     limit, sharpness = torch.tensor(0.25), 27.0
-    low, high, at = (fade(torch.tensor(x), limit, sharpness).item() for x in (0.1, 0.6, 0.25))
+    low, high, at = (log_presence_change(torch.tensor(x), limit, sharpness).item() for x in (0.1, 0.6, 0.25))
     assert low == pytest.approx(27 / 0.25 * (0.1 - 0.25) - 0.1 / 27)
     assert high == pytest.approx((0.6 - 1) * 0.1 / (0.75 * 27)) and at == pytest.approx(-0.1 / 27)
-    assert fade(torch.tensor(0.0), limit, 1e9).item() == -10_000.0
+    assert log_presence_change(torch.tensor(0.0), limit, 1e9).item() == -10_000.0
 
 
 class Watched(AdapLeRPolicy):
@@ -166,7 +166,7 @@ def test_saliency_is_the_norm_of_gradient_times_input(task: str) -> None:
 
 
 def test_bad_settings_and_tasks_are_refused() -> None:
-    with pytest.raises(OfframpError, match="nobody leaves"):
+    with pytest.raises(OfframpError, match="all tokens are kept"):
         AdapLeRSettings(scale=-1.0)
     for phi in (-0.1, float("inf"), float("nan")):
         with pytest.raises(OfframpError, match="phi"):

@@ -14,7 +14,7 @@ from offramp import methods
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.methods import adapler
-from offramp.methods.adapler import AdapLeROptions, FineTune, LengthTraining
+from offramp.methods.adapler import AdapLeROptions, SaliencyFineTuning, SoftDroppingStage
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.training.losses import last_exit_loss
@@ -23,14 +23,14 @@ from tests import runs
 from tests.methods.test_adapler import build, everyone
 
 
-def stage_of(net: Network, data: Data, folder: Path, **options: Any) -> LengthTraining:
-    made = LengthTraining(net, options=AdapLeROptions(**options))
+def stage_of(net: Network, data: Data, folder: Path, **options: Any) -> SoftDroppingStage:
+    made = SoftDroppingStage(net, options=AdapLeROptions(**options))
     made.prepare(data, folder)
     net.eval()
     return made
 
 
-def gradients(stage: LengthTraining, some: Batch) -> dict[str, Tensor]:
+def gradients(stage: SoftDroppingStage, some: Batch) -> dict[str, Tensor]:
     for _, p in stage.network.named_parameters():
         p.grad = None
     stage.step(some, lambda loss: loss.backward())
@@ -58,13 +58,13 @@ def test_amplifiers_get_the_dummys_gradient_over_themselves(tmp_path: Path) -> N
     some = everyone(net, data)
     ones = gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"]
     with torch.no_grad():
-        adapler.cuts(net).theta.fill_(4.0)
+        adapler.token_thresholds(net).theta.fill_(4.0)
     assert torch.allclose(gradients(stage_of(net, data, tmp_path), some)["added.cuts.theta"], ones / 4, rtol=1e-4)
 
 
 def test_sharpness_spans_the_stage_whatever_its_length() -> None:
     net, _ = build()
-    stage = LengthTraining(net, options=AdapLeROptions())
+    stage = SoftDroppingStage(net, options=AdapLeROptions())
     seen = []
     for share in (0.0, 0.4, 0.8, 0.99):
         stage.set_progress(share)
@@ -74,7 +74,7 @@ def test_sharpness_spans_the_stage_whatever_its_length() -> None:
 
 def test_the_fastest_epoch_within_a_point_is_kept() -> None:
     net, _ = build()
-    stage = LengthTraining(net, options=AdapLeROptions(slack=0.01), reference={"accuracy": 0.90})
+    stage = SoftDroppingStage(net, options=AdapLeROptions(slack=0.01), reference={"accuracy": 0.90})
     epoch = [{"accuracy": a, "mac_share": m} for a, m in [(0.91, 0.5), (0.895, 0.3), (0.88, 0.1), (0.892, 0.4)]]
     assert stage.best_epoch(epoch) == 1
     assert stage.best_epoch([{"accuracy": a, "mac_share": 0.1} for a in (0.7, 0.8, 0.75)]) == 1
@@ -82,7 +82,7 @@ def test_the_fastest_epoch_within_a_point_is_kept() -> None:
 
 def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
     net, data = build(options=AdapLeROptions(best=2))
-    first = FineTune(net, options=AdapLeROptions(best=2))
+    first = SaliencyFineTuning(net, options=AdapLeROptions(best=2))
     first.prepare(data, tmp_path)
     history, seen = [], []
     for score in (0.5, 0.9, 0.8):
@@ -91,10 +91,10 @@ def test_saliency_is_averaged_over_the_best_epochs(tmp_path: Path) -> None:
         seen.append(saliency(net, everyone(net, data)))
         history.append({"accuracy": score})
         first.end_epoch(history)
-    assert torch.allclose(first.averaged(), (seen[1] + seen[2]) / 2)
-    stage = LengthTraining(net, options=AdapLeROptions(), first=first)
+    assert torch.allclose(first.mean_saliency(), (seen[1] + seen[2]) / 2)
+    stage = SoftDroppingStage(net, options=AdapLeROptions(), first=first)
     stage.prepare(data, tmp_path)
-    assert torch.allclose(torch.cat(stage.taught.rows), (seen[1] + seen[2]) / 2)
+    assert torch.allclose(torch.cat(stage.saliencies.rows), (seen[1] + seen[2]) / 2)
 
 
 def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -
     _, stage = methods.get("adapler").stages(net, AdapLeROptions(), objective)
     stage.prepare(data, tmp_path)
     logged = stage.step(everyone(net, data), lambda loss: loss.backward())
-    plain = LengthTraining(net, options=AdapLeROptions())
+    plain = SoftDroppingStage(net, options=AdapLeROptions())
     plain.prepare(data, tmp_path)
     assert logged["loss"].item() == pytest.approx(2 * plain.step(everyone(net, data), lambda _: None)["loss"].item())
     assert sorted(seen[0]) == [1, 2, 3] and all(p.min() >= 0 and p.max() <= 1 for p in seen[0].values())
@@ -118,13 +118,13 @@ def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
     run_folder = runs.train(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
     predictor = Predictor.load(str(run_folder))
     shares = [p.mac_share for p in predictor.points.points]
-    assert min(shares) < 0.9 and adapler.cuts(predictor.network).eta.mean() > 0.3
+    assert min(shares) < 0.9 and adapler.token_thresholds(predictor.network).eta.mean() > 0.3
 
 
 def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, data = build(options=AdapLeROptions(settle=True, reach=0.5))
+    net, data = build(options=AdapLeROptions(train_with_dropping=True, largest_scale=0.5))
     assert [stage.name for stage in methods.get("adapler").stages(net, AdapLeROptions())] == ["fine-tune", "length"]
-    *_, stage = methods.get("adapler").stages(net, AdapLeROptions(settle=True, reach=0.5))
+    *_, stage = methods.get("adapler").stages(net, AdapLeROptions(train_with_dropping=True, largest_scale=0.5))
     names = {name for name, _ in stage.trainable()}
     assert {name for name, _ in net.named_parameters()} - names == {
         name for name, _ in net.named_parameters() if name.startswith(("added.predictors.", "added.cuts."))
@@ -135,7 +135,7 @@ def test_settling_draws_a_scale_for_each_batch_and_leaves_who_goes_alone(monkeyp
     for _ in range(4):
         stage.step(everyone(net, data), lambda loss: loss.backward())
     assert len(set(drawn)) == 4 and all(0.0 <= scale <= 0.5 for scale in drawn)
-    assert net.hf.classifier.weight.grad is not None and adapler.cuts(net).eta.grad is None
+    assert net.hf.classifier.weight.grad is not None and adapler.token_thresholds(net).eta.grad is None
 
 
 def test_a_model_of_one_layer_learns_its_threshold(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_a_model_of_one_layer_learns_its_threshold(tmp_path: Path) -> None:
 
 
 def test_a_reach_that_no_setting_allows_is_refused() -> None:
-    with pytest.raises(OfframpError, match=r"reach=1001.*\n.*use 0 to 1000"):
-        AdapLeROptions(reach=1001.0)
+    with pytest.raises(OfframpError, match=r"largest_scale=1001.*\n.*use 0 to 1000"):
+        AdapLeROptions(largest_scale=1001.0)
 
 
 def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_starting_from_the_pretrained_model(tmp_path: Path) -> None:
     first.end_epoch([{"accuracy": 0.5}])
     stage.prepare(data, tmp_path)
     assert all(torch.equal(t, before[name]) for name, t in net.hf.state_dict().items())
-    alone = LengthTraining(net, options=AdapLeROptions(start="pretrained"))
+    alone = SoftDroppingStage(net, options=AdapLeROptions(start="pretrained"))
     with pytest.raises(OfframpError, match="leave --init out"):
         alone.prepare(data, tmp_path / "other")

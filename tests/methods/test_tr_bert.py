@@ -17,7 +17,15 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
 from offramp.methods import tr_bert
-from offramp.methods.tr_bert import Rollout, TRBERTOptions, TRBERTPolicy, TRBERTSettings, hard, points, tiled
+from offramp.methods.tr_bert import (
+    Rollout,
+    TRBERTOptions,
+    TRBERTPolicy,
+    TRBERTSettings,
+    hooks_of_last_block,
+    repeat_rows,
+    selector_layers,
+)
 from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.distillation import distillation_loss_by_row
@@ -52,13 +60,18 @@ def rolled(net: Network, many: Any, **given: Any) -> tuple[Rollout, Tensor]:
 
 
 def test_cuts_are_where_the_published_models_have_them() -> None:
-    assert points(12) == (2, 7) and points(6) == (2, 4) and points(3) == (2,) and points(1) == (1,)
+    assert (
+        selector_layers(12) == (2, 7)
+        and selector_layers(6) == (2, 4)
+        and selector_layers(3) == (2,)
+        and selector_layers(1) == (1,)
+    )
 
 
 def test_blocks_of_the_same_rows() -> None:
     net, data = build()
     packed = pack_rows(net.task, data.encoded)
-    many = tiled(packed, 3)
+    many = repeat_rows(packed, 3)
     assert many.lengths.tolist() == LENGTHS * 3 and many.rows["origin"].tolist() == list(range(12))
     assert torch.equal(many.tokens["id"].view(3, -1)[2], packed.tokens["id"])
     assert torch.equal(many.tokens["origin"], torch.arange(packed.total * 3))
@@ -72,11 +85,11 @@ def test_guided_rows_keep_the_most_worthy_tokens() -> None:
     packed = pack_rows(net.task, data.encoded)
     worth = torch.rand(packed.total, 2)
     worth[packed.starts] = 2.0
-    with torch.no_grad():  # everybody stays with probability 1/2
+    with torch.no_grad():  # all tokens are kept with probability 1/2
         for _, p in net.added.named_parameters():
             p.zero_()
     made, _ = rolled(net, packed, worth=worth, guided=4)
-    kept = [made.stayed[0][packed.row_of_token[made.stayed[0]] == row] for row in range(4)]
+    kept = [made.kept_tokens[0][packed.row_of_token[made.kept_tokens[0]] == row] for row in range(4)]
     for row, (start, n) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
         wanted = round(n / 2)  # of probabilities 1/2; Python and torch round halves to even alike
         best = worth[start : start + n, 0].topk(wanted).indices + start
@@ -86,11 +99,11 @@ def test_guided_rows_keep_the_most_worthy_tokens() -> None:
 def test_better_choices_become_likelier() -> None:
     """The advantage is a choice's reward less the mean of its row's; the loss is advantage × mean −log p."""
     net, data = build()
-    many = tiled(pack_rows(net.task, data.encoded), 2)
+    many = repeat_rows(pack_rows(net.task, data.encoded), 2)
     made, _ = rolled(net, many)
     losses = torch.rand(8)
-    kept = made.kept(many)
-    counts = [[int((many.row_of_token[s] == row).sum()) for row in range(8)] for s in made.stayed]
+    kept = made.kept_share(many)
+    counts = [[int((many.row_of_token[s] == row).sum()) for row in range(8)] for s in made.kept_tokens]
     by_hand = [sum(c[row] for c in counts) / 2 / many.lengths[row].item() for row in range(8)]
     assert kept.tolist() == pytest.approx(by_hand)
     reward = -losses - 0.5 * kept
@@ -107,7 +120,7 @@ def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
         states = forward_all_layers(net.encoder, packed).states[1]
         chance = net.added["predictors"]["2"](states).sigmoid()
     stayed = torch.zeros(packed.total, dtype=torch.bool)
-    stayed[made.stayed[0]] = True
+    stayed[made.kept_tokens[0]] = True
     told = torch.where(stayed, chance, 1 - chance).log()
     for row, (start, n) in enumerate(zip(packed.starts.tolist(), LENGTHS, strict=True)):
         assert stayed[start], "the first token left"
@@ -119,10 +132,10 @@ def test_surprise_is_the_mean_over_tokens_that_could_leave() -> None:
 def test_a_choice_as_masks_is_the_choice_itself(task: str) -> None:
     net, data = build(task)
     packed = pack_rows(net.task, data.encoded)
-    many = tiled(packed, 3)
+    many = repeat_rows(packed, 3)
     with torch.no_grad():
         made, logits = rolled(net, many)
-        soft = forward_all_layers(net.encoder, packed, hard(made, packed, net))
+        soft = forward_all_layers(net.encoder, packed, hooks_of_last_block(made, packed, net))
         again = net(net.depth, soft.after(net.depth))
     assert torch.allclose(again, logits[-len(again) :], atol=1e-4)
     assert not torch.allclose(again, logits[: len(again)], atol=1e-3), "all choices were alike"
@@ -141,7 +154,7 @@ def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> 
             parameter.normal_(std=0.1)
         made = Rollout(net)
         left = forward_with_dropping(net, packed, made)
-        faded = forward_all_layers(net.encoder, packed, hard(made, packed, net))
+        faded = forward_all_layers(net.encoder, packed, hooks_of_last_block(made, packed, net))
         for layer in sorted(net.exit_heads):
             assert torch.allclose(net(layer, left.after(layer)), net(layer, faded.after(layer)), atol=1e-3), layer
     assert left.after(3).total < packed.total
@@ -150,7 +163,7 @@ def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> 
 def test_the_heuristic_is_gradient_times_change() -> None:
     net, data = build()
     some = everyone(net, data)
-    made = tr_bert.worth(net, some)
+    made = tr_bert.token_worth(net, some)
     assert made.shape == (sum(LENGTHS), 2)
     at = 0
     for row, n in enumerate(LENGTHS):
@@ -161,7 +174,7 @@ def test_the_heuristic_is_gradient_times_change() -> None:
         top = layer.feed(layer.attend(body, body, alone.packed.layout, False, None)[0])
         loss = torch.nn.functional.cross_entropy(net(4, alone.packed.with_states(top)), alone.targets)
         (grad,) = torch.autograd.grad(loss, body)
-        for place, cut in enumerate(points(4)):
+        for place, cut in enumerate(selector_layers(4)):
             expected = (grad * (states[3] - states[cut - 1])).sum(1).abs()
             assert torch.allclose(made[at : at + n, place], expected, rtol=1e-3, atol=1e-6)
         at += n
@@ -183,7 +196,7 @@ def test_a_depth_methods_objective_enters_the_last_stage(tmp_path: Path, monkeyp
     assert torch.allclose(told["loss"] + rewards[0], learned[0]), "what is told is what is learned"
     batch = everyone(net, data)
     own, said = last_exit_loss(net, seen[0], batch), net(net.depth, seen[0].after(net.depth))
-    taught = distillation_loss_by_row(net, said, stage.taught.for_batch(batch), batch.packed).mean()
+    taught = distillation_loss_by_row(net, said, stage.teacher.for_batch(batch), batch.packed).mean()
     assert torch.allclose(told["loss"], own + taught, rtol=1e-4), "the labels by the objective, and the teacher"
     assert len(seen) == 1 and sorted(seen[0].present) == [1, 2, 3, 4] and bool((seen[0].present[1] == 1).all())
     assert all(p.grad is not None for name, p in net.named_parameters() if "pooler" not in name)
@@ -216,5 +229,5 @@ def test_bad_settings_are_refused() -> None:
     for wrong in ({"samples": 1}, {"slack": -0.01}, {"slack": nan}, *costs, *rates):
         with pytest.raises(OfframpError):
             TRBERTOptions(**wrong)
-    with pytest.raises(OfframpError, match="everybody stays"):
+    with pytest.raises(OfframpError, match="all tokens are kept"):
         TRBERTSettings(threshold=1.5)

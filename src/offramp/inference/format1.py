@@ -23,6 +23,8 @@ OPTIONS = {  # option names in offramp.json and recipe.yaml
     "lexical": "bag_of_words",
     "lexicon": "bag_of_words_training",
     "lexical_depth": "bag_of_words_depth",
+    "settle": "train_with_dropping",  # adapler
+    "reach": "largest_scale",  # adapler
 }
 TASKS = {"span": "question_answering"}  # task names in offramp.json and recipe.yaml
 EVENT_KINDS = {"doubt": "exit_unit", "extra": "predictor"}  # kinds of events priced in latency.json
