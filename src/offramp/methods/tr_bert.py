@@ -132,8 +132,8 @@ def token_worth(network: Network, batch: Batch) -> Tensor:
 def repeat_rows(packed: Packed, count: int) -> Packed:
     """Return the same rows several times, one block after the other."""
     columns = {name: t.repeat(count, *[1] * (t.dim() - 1)) for name, t in packed.tokens.items()}
-    columns["origin"] = torch.arange(packed.total * count, device=packed.device)
-    row_columns = {"origin": torch.arange(packed.count * count, device=packed.device)}
+    columns[ORIGIN] = torch.arange(packed.total * count, device=packed.device)
+    row_columns = {ORIGIN: torch.arange(packed.count * count, device=packed.device)}
     return Packed(torch.empty(0), packed.lengths.repeat(count), row_columns, columns)
 
 

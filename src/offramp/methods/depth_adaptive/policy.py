@@ -49,7 +49,7 @@ class EncoderPolicy(Policy):
             return ""
         if self.units.by_word:
             words = s.packed.tokens[SCORED]
-            return f"{int((words & (s.packed.tokens['left'] < 0)).sum())} of {int(words.sum())} words go on"
+            return f"{int((words & (s.packed.tokens[EXITED_AT] < 0)).sum())} of {int(words.sum())} words go on"
         uncertainty = float(self._uncertainty(layer, s, None)[0])
         return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 

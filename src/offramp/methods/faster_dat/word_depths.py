@@ -114,7 +114,7 @@ class WordDepths(nn.Module):
             self.fill({name: state_dict[prefix + name] for name in self.SAVED})
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def at(self, penalty: float) -> tuple[Tensor, Tensor]:
+    def depths_for(self, penalty: float) -> tuple[Tensor, Tensor]:
         """Whole depths of all words and of unseen ones at a λ, at least 1 and at most all layers."""  # [words], []
         key = (penalty, self.depths.device)
         if key not in self._known:  # a pure function of the table: computed once
@@ -126,12 +126,12 @@ class WordDepths(nn.Module):
     @property
     def deepest(self) -> int:
         """The largest depth of any word at the usual λ."""
-        known, unseen = self.at(self.penalty)
+        known, unseen = self.depths_for(self.penalty)
         return int(torch.cat((known, unseen[None])).max())
 
     def look_up(self, words: Words, penalty: float) -> Tensor:
         """The depth of each word of a batch."""  # [words]
-        known, unseen = self.at(penalty)
+        known, unseen = self.depths_for(penalty)
         if not len(self.sizes):
             return unseen.expand(len(words.key))
         key, place = self.get_buffer("key"), self.get_buffer("place")
