@@ -133,7 +133,7 @@ def repeat_rows(packed: Packed, count: int) -> Packed:
     """Return the same rows several times, one block after the other."""
     columns = {name: t.repeat(count, *[1] * (t.dim() - 1)) for name, t in packed.tokens.items()}
     columns[ORIGIN] = torch.arange(packed.total * count, device=packed.device)
-    row_columns = {ORIGIN: torch.arange(packed.count * count, device=packed.device)}
+    row_columns: dict[str, Tensor] = {ORIGIN: torch.arange(packed.count * count, device=packed.device)}
     return Packed(torch.empty(0), packed.lengths.repeat(count), row_columns, columns)
 
 
