@@ -26,7 +26,7 @@ from torch import Tensor
 from offramp import __version__
 from offramp.cli._options import key_values
 from offramp.core.engine import Engine
-from offramp.core.layout import Layout, Scores
+from offramp.core.layout import AttentionScores, Layout
 from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
@@ -66,7 +66,7 @@ class NoOpEngine(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """Return the input."""
         return queries, None
 
@@ -107,7 +107,7 @@ class NeverExitPolicy(Policy):
 class AfterAttentionPolicy(Policy):
     """Is consulted between attention and feed-forward of every layer; drops no token."""
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return None
 
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 import offramp.backbones  # noqa: F401  # registers our own family with transformers
 from offramp import engines, methods, tasks
 from offramp.commands.train import TrainRequest, run_training
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
@@ -312,7 +312,7 @@ class KeepFirst(Policy):
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(layer, s) if self.moment == "before_layer" else None
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return self._keep(layer, s) if self.moment == "after_attention" else None
 
     def _keep(self, layer: int, s: State) -> Tensor | None:

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from offramp import backbones
-from offramp.core.attention import Plan, attend
+from offramp.core.attention import AttentionOptions, attend
 from offramp.core.packed import pack
 from offramp.inference.run_folder import quiet_transformers
 from tests import tiny
@@ -63,7 +63,7 @@ def test_fused_attention_and_its_gradient_equal_the_written_out_one() -> None:
         q, k, v = (torch.randn(packed.total, 16, requires_grad=True) for _ in range(3))
         table = torch.randn(7, 4, requires_grad=True)
         bias = torch.linspace(-1, 1, packed.total)
-        mixed, _ = attend(q, k, v, packed.layout, Plan(4, scores=scores, key_bias=bias, relative=table))
+        mixed, _ = attend(q, k, v, packed.layout, AttentionOptions(4, scores=scores, key_bias=bias, relative=table))
         mixed.square().sum().backward()
         found.append((mixed.detach(), *(x.grad for x in (q, k, v, table))))
     for a, b in zip(*found, strict=True):

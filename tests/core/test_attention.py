@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offramp import backbones
-from offramp.core.attention import Plan, attend, layout
+from offramp.core.attention import AttentionOptions, attend, layout
 from offramp.core.packed import pack
 from tests import tiny
 
@@ -36,7 +36,7 @@ def test_rows_see_only_themselves(lengths: list[int], scores: bool, window: int 
     torch.manual_seed(sum(lengths))
     q, k, v = torch.randn(3, sum(lengths), WIDTH)
     where = layout(torch.tensor(lengths), places(lengths))
-    out, seen = attend(q, k, v, where, Plan(HEADS, window=window, scores=scores))
+    out, seen = attend(q, k, v, where, AttentionOptions(HEADS, window=window, scores=scores))
     parts = [x.split(lengths) for x in (q, k, v)]
     for row, (a, b, c) in enumerate(zip(*parts, strict=True)):
         want, weights = obvious(a, b, c, window)
@@ -59,7 +59,7 @@ def test_fewer_queries_than_keys(rows: list[tuple[int, float]]) -> None:
     counts = torch.tensor([int(part.sum()) for part in live.split(lengths)])
     position = places(lengths)
     where = layout(torch.tensor(lengths), position, counts, position[live])
-    out, _ = attend(q[live], k, v, where, Plan(HEADS))
+    out, _ = attend(q[live], k, v, where, AttentionOptions(HEADS))
     want = torch.cat([obvious(*x)[0] for x in zip(*(y.split(lengths) for y in (q, k, v)), strict=True)])
     assert torch.allclose(out, want[live], atol=1e-5)
 
@@ -69,7 +69,7 @@ def test_gradients_through_the_gathers_are_exact(lengths: list[int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, sum(lengths), WIDTH, requires_grad=True)
     weight = torch.randn(sum(lengths), WIDTH)
-    out, _ = attend(*x, layout(torch.tensor(lengths), places(lengths)), Plan(HEADS))
+    out, _ = attend(*x, layout(torch.tensor(lengths), places(lengths)), AttentionOptions(HEADS))
     (ours,) = torch.autograd.grad((out * weight).sum(), x)
     want = torch.cat([obvious(*p)[0] for p in zip(*(y.split(lengths) for y in x), strict=True)])
     (theirs,) = torch.autograd.grad((want * weight).sum(), x)
@@ -83,23 +83,23 @@ def test_a_soft_mask_becomes_removal_in_the_limit() -> None:
     gone = torch.zeros(17, dtype=torch.bool)
     gone[[2, 3, 9]] = True
     bias = torch.where(gone, -1e9, 0.0)
-    soft, _ = attend(q, k, v, layout(torch.tensor(lengths), places(lengths)), Plan(HEADS, key_bias=bias))
+    soft, _ = attend(q, k, v, layout(torch.tensor(lengths), places(lengths)), AttentionOptions(HEADS, key_bias=bias))
     position = places(lengths)
     where = layout(torch.tensor([4, 10]), position[~gone], torch.tensor(lengths), position)
-    hard, _ = attend(q, k[~gone], v[~gone], where, Plan(HEADS))
+    hard, _ = attend(q, k[~gone], v[~gone], where, AttentionOptions(HEADS))
     assert torch.allclose(soft, hard, atol=1e-5)
 
 
 def test_one_long_row_does_not_inflate_its_batch() -> None:
     lengths = [512] + [16] * 31
     where = layout(torch.tensor(lengths), places(lengths))
-    cells = sum(b.rows * b.queries * b.keys for b in where.buckets)
+    cells = sum(b.rows * b.queries * b.keys for b in where.rectangles)
     assert cells == sum(n * n for n in lengths)
 
 
 def test_equal_lengths_take_the_path_without_gathers() -> None:
     where = layout(torch.tensor([7, 7, 7]), places([7, 7, 7]))
-    assert where.query is None and where.key is None and len(where.buckets) == 1
+    assert where.query is None and where.key is None and len(where.rectangles) == 1
 
 
 def test_column_sums_equal_eager_hugging_face_attentions() -> None:
@@ -126,8 +126,8 @@ def test_the_diagonal_of_idle_tokens_is_zero_and_a_batch_does_not_change_it() ->
     position, lengths = places([5, 6]), torch.tensor([5, 6])
     both = layout(lengths, position, torch.tensor([3, 6]), position[live])
     alone = layout(lengths[:1], position[:5], torch.tensor([3]), position[:5][live[:5]])
-    together = attend(q[live], k, v, both, Plan(HEADS, scores=True))[1]
-    single = attend(q[:5][live[:5]], k[:5], v[:5], alone, Plan(HEADS, scores=True))[1]
+    together = attend(q[live], k, v, both, AttentionOptions(HEADS, scores=True))[1]
+    single = attend(q[:5][live[:5]], k[:5], v[:5], alone, AttentionOptions(HEADS, scores=True))[1]
     assert together is not None and single is not None
     assert torch.allclose(together.diagonal[:5], single.diagonal, atol=1e-6)
     assert (single.diagonal[~live[:5]] == 0).all() and (single.diagonal[live[:5]] > 0).all()
@@ -144,7 +144,7 @@ def test_training_in_bfloat16_mixes_as_fp32_does(window: int | None) -> None:
     seen = {}
     for kind in (torch.float32, torch.bfloat16):
         states = whole.to(kind, copy=True).requires_grad_()
-        out, _ = attend(*states, where, Plan(HEADS, window=window))
+        out, _ = attend(*states, where, AttentionOptions(HEADS, window=window))
         out.square().sum().backward()
         assert states.grad is not None
         seen[kind] = torch.cat([out[None], states.grad]).float()

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from offramp import backbones, engines
 from offramp.core import cost
-from offramp.core.attention import Layout, Scores
+from offramp.core.attention import AttentionScores, Layout
 from offramp.core.cost import Event, HeadCost, LayerCost
 from offramp.core.engine import Engine
 from offramp.core.loop import run
@@ -107,7 +107,7 @@ class Eager(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         return self.inner.attend(layer, queries, keys, where, True)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from offramp.core.dropout import dropout, dropped
+from offramp.core.dropout import apply_dropout, dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -44,5 +44,5 @@ def test_odd_shapes_views_and_the_ends() -> None:
 
 def test_modules_that_drop_in_their_own_way_are_asked() -> None:
     x = torch.ones(50)
-    assert dropped(nn.Identity(), x) is x and dropped(nn.Dropout(0.5).eval(), x) is x
-    assert (dropped(nn.Dropout(0.5), x) == 0).any()
+    assert apply_dropout(nn.Identity(), x) is x and apply_dropout(nn.Dropout(0.5).eval(), x) is x
+    assert (apply_dropout(nn.Dropout(0.5), x) == 0).any()

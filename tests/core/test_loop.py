@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offramp import engines
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Needs, PairPolicy, Policy
@@ -123,7 +123,7 @@ def test_scores_are_given_only_where_asked() -> None:
         def needs(self, layer: int) -> Needs:
             return Needs(after_attention=True, scores=layer == 2)
 
-        def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
             got.append(scores is not None)
             return None
 

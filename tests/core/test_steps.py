@@ -14,7 +14,7 @@ from torch import Tensor
 from offramp import engines, methods
 from offramp.core import cost
 from offramp.core.columns import GATE, ID, ORIGIN, POSITION
-from offramp.core.layout import Scores
+from offramp.core.layout import AttentionScores
 from offramp.core.loop import State, merge, run, start, step
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Needs, Policy
@@ -40,7 +40,7 @@ class ByFirstToken(Policy):
             s.packed = s.packed.with_tokens(gate=(s.packed.tokens[ID] % 4 != layer).float())
         return None
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         tokens = s.packed.tokens
         return (tokens[ID] % 5 != layer) | (tokens[POSITION] == 0) if self.drops else None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import offramp
 from offramp import engines
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.loop import Engine, Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Needs, PairPolicy, Policy
@@ -32,7 +32,7 @@ class Significance(Policy):
     def needs(self, layer: int) -> Needs:
         return Needs(after_attention=True, scores=True)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         assert scores is not None
         first = s.packed.tokens["position"] == 0
         return (scores.columns - scores.diagonal > 0.5) | first if layer == 2 else None

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from offramp import backbones, engines
-from offramp.core import varlen
-from offramp.core.attention import Plan, layout
+from offramp.core.attention import AttentionOptions, cuda_kernel, layout
 from offramp.core.packed import pack
 from offramp.engines import How
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from tests import tiny
 from tests.core.test_attention import places
-from tests.core.test_varlen import kernel
+from tests.core.test_attention_cuda_kernel import kernel
 
 LENGTHS = [3, 9, 1]
 
@@ -62,14 +61,14 @@ def near(exact: torch.Tensor, half: torch.Tensor) -> None:
 
 def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, asked = backbones.encoder(tiny.model("bert")), []
-    serves = varlen.serves
+    serves = cuda_kernel.serves
 
-    def as_if_cuda(query: torch.Tensor, plan: Plan) -> bool:
+    def as_if_cuda(query: torch.Tensor, plan: AttentionOptions) -> bool:
         asked.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]  # as on a GPU
         return asked[-1]
 
-    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
-    monkeypatch.setattr(varlen, "serves", as_if_cuda)
+    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
+    monkeypatch.setattr(cuda_kernel, "serves", as_if_cuda)
     torch.manual_seed(0)
     x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))
     with torch.inference_mode():

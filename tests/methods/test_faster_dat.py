@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offramp import engines, methods, tasks
 from offramp.core import cost
-from offramp.core.attention import Layout, Scores, layout
+from offramp.core.attention import AttentionScores, Layout, layout
 from offramp.core.loop import run
 from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
@@ -54,7 +54,7 @@ class Watching(TorchEngine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         self.seen[layer] = (queries, keys)
         return super().attend(layer, queries, keys, where, scores)
 

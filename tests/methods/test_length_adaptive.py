@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.cost import tokens_kept
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
@@ -67,7 +67,7 @@ def test_the_tokens_that_received_most_attention_stay() -> None:
     seen: dict[str, Tensor] = {}
 
     class Look(Policy):
-        def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+        def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
             if layer == 2 and scores is not None:
                 seen.update(columns=scores.columns[:12], origin=s.packed.tokens["origin"][:12])
             return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from offramp.backbones._narrow import Narrowing as Narrowing
-from offramp.core.attention import Layout, Scores
+from offramp.core.attention import AttentionScores, Layout
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.decoder import BlockCost, StepBlock
 from offramp.core.packed import Packed
@@ -37,7 +37,7 @@ class Layer(Protocol):
 
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool, key_bias: Tensor | None
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """`queries` are some (or, as the same tensor, all) of the tokens whose states are `keys`."""
 
     def feed(self, x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones._narrow import Narrowing
-from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
 from offramp.core.cost import LayerCost
-from offramp.core.dropout import dropped
+from offramp.core.dropout import apply_dropout
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PostNorm(Narrowing):
 
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """Attention half: projections, attention over each row's own keys, output projection, add, norm."""
         p = self.parts
         if queries is keys and not torch.is_grad_enabled():
@@ -54,9 +54,9 @@ class PostNorm(Narrowing):
         else:
             q, k, v = (F.linear(x, *self._project(n)) for n, x in (("query", queries), ("key", keys), ("value", keys)))
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
-        mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias))
+        mixed, seen = attend(q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias))
         mixed = F.linear(mixed, self.cut("out", p.out.weight, self.columns, 1), p.out.bias)
-        return p.attention_norm(queries + dropped(p.out_dropout, mixed)), seen
+        return p.attention_norm(queries + apply_dropout(p.out_dropout, mixed)), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
@@ -64,7 +64,7 @@ class PostNorm(Narrowing):
         up, bias = (self.cut(f"up {i}", t, self.neurons, 0) for i, t in enumerate((p.up.weight, p.up.bias)))
         down = self.cut("down", p.down.weight, self.neurons, 1)
         fed = F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)
-        y: Tensor = p.feed_norm(x + dropped(p.down_dropout, fed))
+        y: Tensor = p.feed_norm(x + apply_dropout(p.down_dropout, fed))
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from offramp.backbones import Decoder, Encoder, Head, token_head
 from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.core.attention.training_kernel import attend_while_training
 from offramp.core.columns import ID, POSITION
 from offramp.core.decoder import BlockCost
 from offramp.core.dropout import dropout
 from offramp.core.packed import Packed
-from offramp.core.written import written_out
 
 Embed = Callable[[Any, Tensor, Tensor], Tensor]  # encoder or decoder of the model, ids, positions → embeddings
 
@@ -139,7 +139,7 @@ def _attend(
     k, v = heads(attention.k_proj(states)), heads(attention.v_proj(states))
     dropout = attention.dropout if attention.training else 0.0
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        attended = written_out((q, k, v), _causal_mask(q) if causal else mask, dropout)
+        attended = attend_while_training((q, k, v), _causal_mask(q) if causal else mask, dropout)
     else:
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
     out: Tensor = attention.out_proj(subset.take(attended.transpose(1, 2).flatten(2)))

@@ -17,9 +17,9 @@ from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones import _alberta_heads as heads
 from offramp.backbones._alberta_model import AlbertaBlock, AlbertaConfig, AlbertaModel
 from offramp.backbones._narrow import Narrowing
-from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
 from offramp.core.cost import HeadCost, LayerCost
-from offramp.core.dropout import dropped
+from offramp.core.dropout import apply_dropout
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("alberta",)
@@ -48,7 +48,7 @@ class PreNormRelative(Narrowing):
 
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """Attention half: norm, attend by content and distance, add."""
         own, seen = self.block, self.block.attention_norm(keys)
         weight, bias = self.stacked("qkv", own.qkv, self.columns, 3)
@@ -60,16 +60,16 @@ class PreNormRelative(Narrowing):
             q = F.linear(own.attention_norm(queries), weight[:wide], None if bias is None else bias[:wide])
         dropout = own.attention_dropout if own.training else 0.0
         table = None if own.distances is None else own.distances.weight
-        mixed, columns = attend(q, k, v, where, Plan(self.heads, dropout, None, scores, key_bias, table))
+        mixed, columns = attend(q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias, table))
         mixed = F.linear(mixed, self.cut("out", own.out.weight, self.columns, 1), own.out.bias)
-        return queries + dropped(own.dropout, mixed), columns
+        return queries + apply_dropout(own.dropout, mixed), columns
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.block
         fed = own.activation(F.linear(own.feed_norm(x), *self.stacked("up", own.up, self.neurons, 1)))
         made = F.linear(fed, self.cut("down", own.down.weight, self.neurons, 1), own.down.bias)
-        return x + dropped(own.dropout, made)
+        return x + apply_dropout(own.dropout, made)
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:
         return self.block.out, self.block.down

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones._narrow import Narrowing
-from offramp.core.attention import Layout, Plan, Scores, attend
+from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
 from offramp.core.columns import ID
 from offramp.core.cost import HeadCost, LayerCost
-from offramp.core.dropout import dropped
+from offramp.core.dropout import apply_dropout
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("modernbert",)
@@ -35,7 +35,7 @@ class PreNormRotary(Narrowing):
 
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """Attention half: norm, rotate, attend, add."""
         own = self.layer.attn
         weight, bias = self.stacked("Wqkv", own.Wqkv, self.columns, 3)
@@ -49,16 +49,16 @@ class PreNormRotary(Narrowing):
             q = F.linear(self.layer.attn_norm(queries), weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
         dropout = own.attention_dropout if own.training else 0.0
-        mixed, seen = attend(q, k, v, where, Plan(self.heads, dropout, self.window, scores, key_bias))
+        mixed, seen = attend(q, k, v, where, AttentionOptions(self.heads, dropout, self.window, scores, key_bias))
         mixed = F.linear(mixed, self.cut("out", own.Wo.weight, self.columns, 1), own.Wo.bias)
-        return queries + dropped(own.out_drop, mixed), seen
+        return queries + apply_dropout(own.out_drop, mixed), seen
 
     def feed(self, x: Tensor) -> Tensor:
         """Feed-forward half."""
         own = self.layer.mlp
         made, gate = F.linear(self.layer.mlp_norm(x), *self.stacked("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
         down = self.cut("down", own.Wo.weight, self.neurons, 1)
-        y: Tensor = x + F.linear(dropped(own.drop, own.act(made) * gate), down, own.Wo.bias)
+        y: Tensor = x + F.linear(apply_dropout(own.drop, own.act(made) * gate), down, own.Wo.bias)
         return y
 
     def outputs(self) -> tuple[nn.Linear, nn.Linear]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.calibration.thresholds import ExitTable
-from offramp.core.attention import Layout, Scores
+from offramp.core.attention import AttentionScores, Layout
 from offramp.core.columns import DROPPED_AT, ORIGIN
 from offramp.core.cost import Event, macs
 from offramp.core.loop import Engine, State, run
@@ -76,7 +76,7 @@ class _Recorder(PolicyWrapper):
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._record_dropped(_moment(layer, False), s, lambda: self.inner.before_layer(layer, s))
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return self._record_dropped(_moment(layer, True), s, lambda: self.inner.after_attention(layer, s, scores))
 
     def _record_dropped(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
@@ -128,7 +128,7 @@ class _ReplayedDropping(Policy):
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(_moment(layer, False), layer, s)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return self._keep(_moment(layer, True), layer, s)
 
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
@@ -153,7 +153,7 @@ class _IdleEngine(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         return queries, None
 
     def feed(self, layer: int, x: Tensor) -> Tensor:

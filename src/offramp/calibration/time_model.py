@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from offramp import __version__, engines
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.columns import POSITION
 from offramp.core.cost import Event
 from offramp.core.loop import State, run
@@ -103,7 +103,7 @@ class Probe(Policy):
     depth: int
     keep: int | None = None  # tokens
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return s.packed.tokens[POSITION] < self.keep if self.keep is not None and layer == 1 else None
 
     def needs(self, layer: int) -> Needs:

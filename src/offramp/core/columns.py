@@ -1,7 +1,7 @@
 """Names of the columns that travel with packed rows and tokens: one constant each, with its type and its default.
 
-A column is written with `packed.with_tokens(gate=…)` or `packed.with_rows(…)` and read with `packed.tokens[GATE]`. Who
-writes or reads one is found by searching for its constant. A method declares a column of its own in its own file.
+A column is written with `packed.with_tokens(gate=…)` or `packed.with_rows(…)` and read with `packed.tokens[GATE]`. Its
+writers and readers are found by searching for the constant. A method declares a column of its own in its own file.
 """
 
 from __future__ import annotations

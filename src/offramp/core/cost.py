@@ -1,4 +1,4 @@
-"""Multiply-accumulates from what the loop really did. FLOPs = 2 × MACs.
+"""Multiply-accumulates, counted from the events of a run. FLOPs = 2 × MACs.
 
 Lookups, norms, biases and activations are not counted (they are not matrix products), as in the published counts.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Event(NamedTuple):
-    """One thing the loop did, for all rows at once."""
+    """One operation of the loop on some rows."""
 
     kind: Literal["embed", "attend", "feed", "head", "exit_unit", "predictor"]
     layer: int
@@ -43,28 +43,28 @@ class HeadCost(NamedTuple):
 
 
 class CostModel(Protocol):
-    """What a model's parts cost."""
+    """MACs of the parts of a model."""
 
     def embed_cost(self) -> HeadCost:
-        """Projections among the embeddings."""
+        """Return the MACs of projections in the embeddings."""
 
     def layer_cost(self, layer: int) -> LayerCost:
-        """Layer 1…L."""
+        """Return the MACs of layer 1…L."""
 
     def exit_cost(self, layer: int) -> HeadCost:
-        """Exit after layer 0…L."""
+        """Return the MACs of the exit after layer 0…L."""
 
     def exit_unit_cost(self, layer: int) -> HeadCost:
-        """A learned unit that says how unsure an exit is."""
+        """Return the MACs of the learned exit unit."""
 
     def predictor_cost(self, layer: int) -> HeadCost:
-        """What a method computes besides (token predictors)."""
+        """Return the MACs of the method's own predictor before a layer."""
 
 
 def macs(trace: Sequence[Event], costs: CostModel, rows: int) -> Tensor:
-    """MACs of every row of the batch."""  # [rows] float64
+    """Return the MACs of every row of the batch."""  # [rows] float64
     sums: dict[tuple[int, int, int], tuple[Event, list[float]]] = {}
-    for event in trace:  # what was done to the same rows and tokens is added up before it is spread over them
+    for event in trace:  # operations on the same rows and tokens are summed before they are spread
         same = (id(event.rows), id(event.tokens), id(event.keys))
         total = sums.setdefault(same, (event, [0.0, 0.0, 0.0, 0.0]))[1]
         for i, share in enumerate(_shares(event, costs)):
@@ -77,14 +77,14 @@ def macs(trace: Sequence[Event], costs: CostModel, rows: int) -> Tensor:
         return torch.from_numpy(spent)
     for event, (row, token, key, pair) in sums.values():
         tokens, keys = event.tokens.numpy(), event.keys.numpy()
-        # a layer that computes no query of a row still projects its keys only if somebody asks: nobody does
+        # keys of a row are projected only if a query of that row is computed
         cost = row + token * tokens + (key * keys) * (tokens > 0) + pair * tokens * keys
         np.add.at(spent, event.rows.numpy(force=True), cost)  # a row may be named more than once
     return torch.from_numpy(spent)
 
 
 def _shares(event: Event, costs: CostModel) -> tuple[float, float, float, float]:
-    """MACs per row, per token, per key and per pair."""
+    """Return the MACs of an event per row, per token, per key and per query-key pair."""
     kind, layer = event.kind, event.layer
     if kind == "attend":
         cost = costs.layer_cost(layer)
@@ -101,7 +101,7 @@ def _shares(event: Event, costs: CostModel) -> tuple[float, float, float, float]
 
 
 def full(costs: CostModel, depth: int, lengths: Tensor) -> Tensor:
-    """MACs of the full model (all layers, all tokens, last head only) for rows of these lengths."""
+    """Return the MACs of the full model (all layers, all tokens, last head only) for rows of these lengths."""
     n, rows = lengths, torch.arange(lengths.shape[0])
     trace = [Event("embed", 0, rows, n, n)]
     for layer in range(1, depth + 1):
@@ -110,7 +110,7 @@ def full(costs: CostModel, depth: int, lengths: Tensor) -> Tensor:
 
 
 def tokens_fed(trace: Sequence[Event], depth: int) -> Tensor:
-    """Tokens that each layer computed, of all rows together."""  # [layers]
+    """Return the number of tokens that each layer computed, summed over rows."""  # [layers]
     total = np.zeros(depth)
     for event in trace:
         if event.kind == "feed":
@@ -119,7 +119,7 @@ def tokens_fed(trace: Sequence[Event], depth: int) -> Tensor:
 
 
 def tokens_kept(trace: Sequence[Event], depth: int, rows: int) -> Tensor:
-    """Token-layers computed ÷ layers, for every row."""  # [rows]
+    """Return the mean number of tokens that a layer computed, for every row."""  # [rows]
     total = np.zeros(rows)
     for event in trace:
         if event.kind == "feed" and rows == 1:

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from offramp.core.layout import Layout, Scores
+from offramp.core.layout import AttentionScores, Layout
 from offramp.core.packed import Packed
 from offramp.core.rules import ExitRule
 
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """Run the first half of a layer (1…depth)."""
 
     def feed(self, layer: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who sees whom in a packed batch, and how rows are laid out in rectangles where attention needs them.
+"""Which tokens of a packed batch attend to which, and how rows are laid out in rectangles for attention.
 
 Rows share a rectangle only when their lengths are close, so one long row never inflates its batch. Queries and keys
 have separate lengths: idle tokens are keys without being queries. Equal lengths need no gathers.
@@ -19,30 +19,30 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 
-class Scores(NamedTuple):
-    """How much attention each key received, averaged over heads and summed over its row's queries."""
+class AttentionScores(NamedTuple):
+    """Attention that each key received, averaged over heads and summed over its row's queries."""
 
     columns: Tensor  # [keys]
-    diagonal: Tensor  # [keys], what a token gave itself (0 where it was no query)
+    diagonal: Tensor  # [keys], attention of a token to itself (0 where it was no query)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a layer asks of attention besides the vectors."""
+class AttentionOptions:
+    """Options of one attention call."""
 
     heads: int
     dropout: float = 0.0
-    window: int | None = None  # tokens further apart than this do not see each other
+    window: int | None = None  # tokens further apart than this do not attend to each other
     scores: bool = False
     key_bias: Tensor | None = None  # [keys], added to the logits of each key (soft removal)
     relative: Tensor | None = None  # [distances, head width], vectors of distances (core/relative.py)
 
 
-Mixer = Callable[[Tensor, Tensor, Tensor, Plan], tuple[Tensor, Scores | None]]
+Mixer = Callable[[Tensor, Tensor, Tensor, AttentionOptions], tuple[Tensor, AttentionScores | None]]
 
 
 @dataclass(frozen=True)
-class Bucket:
+class Rectangle:
     """Rows laid out in one rectangle."""
 
     rows: int
@@ -54,8 +54,8 @@ class Bucket:
     query_real: Tensor | None  # [rows, queries]; None when all queries are real
 
 
-class Index(NamedTuple):
-    """A gather into rectangles and the way back."""
+class PaddingIndex(NamedTuple):
+    """Indices of a gather into rectangles and of the gather back."""
 
     pad: Tensor  # [padded] token index; filler repeats the row's first token
     unpad: Tensor  # [tokens] place in the padded block
@@ -63,9 +63,9 @@ class Index(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which queries see which keys: rows by their lengths. Made once per composition; rectangles are planned on demand.
+    """Which queries attend to which keys: rows by their lengths, rectangles planned on demand.
 
-    `mix`, if given, stands in for `attend`: a compiled engine traces a layer with it. `cache` holds what others derive.
+    `mix`, if given, replaces `attend`: a compiled engine traces a layer with it. `cache` holds derived values.
     """
 
     key_lengths: Ints  # [rows]
@@ -78,16 +78,16 @@ class Layout:
 
     @cached_property
     def even(self) -> bool:
-        """Whether all rows are of one length: one rectangle in packed order, no gathers."""
+        """Whether all rows have one length: one rectangle in packed order, without gathers."""
         keys, queries = self.key_lengths, self.query_lengths
         return len(keys) == 1 or bool((keys == keys[0]).all() and (queries == queries[0]).all())
 
     @cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def rectangles(self) -> tuple[Rectangle, ...]:
         """Rectangles of rows of similar length."""
         if self.even:
             rows, wide, tall = len(self.key_lengths), int(self.key_lengths[0]), int(self.query_lengths[0])
-            return (Bucket(rows, tall, wide, slice(0, rows * tall), slice(0, rows * wide), None, None),)
+            return (Rectangle(rows, tall, wide, slice(0, rows * tall), slice(0, rows * wide), None, None),)
         return _buckets(self.query_lengths, self.key_lengths, self._groups, self.key_position.device)
 
     @cached_property
@@ -95,29 +95,29 @@ class Layout:
         return _groups(self.key_lengths)
 
     @cached_property
-    def key(self) -> Index | None:
-        """Where keys lie in the rectangles; None: in packed order."""
-        return None if self.even else _index(self.key_lengths, self._groups, self.key_position.device)
+    def key(self) -> PaddingIndex | None:
+        """Places of keys in the rectangles; None: packed order."""
+        return None if self.even else _padding_index(self.key_lengths, self._groups, self.key_position.device)
 
     @cached_property
-    def query(self) -> Index | None:
-        """Where queries lie in the rectangles; None: in packed order."""
+    def query(self) -> PaddingIndex | None:
+        """Places of queries in the rectangles; None: packed order."""
         if self.even or self.same:
             return self.key
-        return _index(self.query_lengths, self._groups, self.key_position.device)
+        return _padding_index(self.query_lengths, self._groups, self.key_position.device)
 
 
 def layout(
     keys: Tensor, positions: Tensor, queries: Tensor | None = None, query_positions: Tensor | None = None
 ) -> Layout:
-    """Rows of `keys` lengths (and fewer `queries`, where some tokens are idle)."""
+    """Return the layout of rows with these key lengths, and fewer queries where some tokens are idle."""
     key_lengths = keys.numpy()
     place = positions if query_positions is None else query_positions
     return Layout(key_lengths, key_lengths if queries is None else queries.numpy(), place, positions, queries is None)
 
 
 def _groups(lengths: Ints) -> list[Ints]:
-    """Row indices grouped so that no row is padded by more than about a third (plus a few tokens)."""
+    """Group row indices so that no row is padded by more than about a third plus a few tokens."""
     order = np.argsort(-lengths, kind="stable")
     groups, start = [], 0
     for i in range(1, len(order) + 1):
@@ -128,33 +128,35 @@ def _groups(lengths: Ints) -> list[Ints]:
     return groups
 
 
-def _index(lengths: Ints, groups: list[Ints], device: torch.device) -> Index:
+def _padding_index(lengths: Ints, groups: list[Ints], device: torch.device) -> PaddingIndex:
     starts = np.cumsum(lengths) - lengths
     pads, unpad, base = [], np.empty(int(lengths.sum()), dtype=np.int64), 0
     for rows in groups:
         wide = max(1, int(lengths[rows].max()))
         column = np.arange(wide)
         real = column[None, :] < lengths[rows][:, None]
-        # a row without queries has no token of its own to repeat: any index serves, nothing reads it back
+        # a row without queries has no token of its own to repeat: any index works, because nothing reads it back
         index = np.minimum(starts[rows][:, None] + np.where(real, column[None, :], 0), len(unpad) - 1)
         place = base + np.arange(len(rows) * wide).reshape(len(rows), wide)
         unpad[index[real]] = place[real]
         pads.append(index.ravel())
         base += index.size
-    return Index(torch.from_numpy(np.concatenate(pads)).to(device), torch.from_numpy(unpad).to(device))
+    return PaddingIndex(torch.from_numpy(np.concatenate(pads)).to(device), torch.from_numpy(unpad).to(device))
 
 
-def _buckets(queries: Ints, keys: Ints, groups: list[Ints], device: torch.device) -> tuple[Bucket, ...]:
-    buckets, q0, k0 = [], 0, 0
+def _buckets(queries: Ints, keys: Ints, groups: list[Ints], device: torch.device) -> tuple[Rectangle, ...]:
+    rectangles, q0, k0 = [], 0, 0
     for rows in groups:
         tall, wide = max(1, int(queries[rows].max())), int(keys[rows].max())
         q1, k1 = q0 + len(rows) * tall, k0 + len(rows) * wide
         real = _real(keys[rows], wide, device)
         mask = None if real is None else real[:, None, None, :]
-        bucket = Bucket(len(rows), tall, wide, slice(q0, q1), slice(k0, k1), mask, _real(queries[rows], tall, device))
-        buckets.append(bucket)
+        rectangle = Rectangle(
+            len(rows), tall, wide, slice(q0, q1), slice(k0, k1), mask, _real(queries[rows], tall, device)
+        )
+        rectangles.append(rectangle)
         q0, k0 = q1, k1
-    return tuple(buckets)
+    return tuple(rectangles)
 
 
 def _real(lengths: Ints, wide: int, device: torch.device) -> Tensor | None:

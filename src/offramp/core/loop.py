@@ -24,7 +24,7 @@ from torch import Tensor
 from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN, POSITION
 from offramp.core.cost import Event
 from offramp.core.engine import Engine, ExitHeads
-from offramp.core.layout import Scores, layout
+from offramp.core.layout import AttentionScores, layout
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.core.rules import rule_trace
@@ -301,8 +301,8 @@ def merge(states: Sequence[State]) -> State:
             for group in state.exited
         ]
         rows, tokens = rows + state.base.count, tokens + state.base.total
-    dropped = any(state.has_dropped for state in states)
-    return State(live, base, first.exit_heads, first.depth, first.layer, dropped, trace, exited)
+    apply_dropout = any(state.has_dropped for state in states)
+    return State(live, base, first.exit_heads, first.depth, first.layer, apply_dropout, trace, exited)
 
 
 def _run_whole(engine: Engine, exit_heads: ExitHeads, packed: Packed) -> Result:
@@ -334,7 +334,7 @@ def _run_segment(engine: Engine, policy: Policy, state: State) -> None:
         state.trace += (Event("attend", *counts), Event("feed", *counts))
 
 
-def _attend(engine: Engine, layer: int, state: State, wants_scores: bool) -> Scores | None:
+def _attend(engine: Engine, layer: int, state: State, wants_scores: bool) -> AttentionScores | None:
     """Run attention of a layer for the tokens whose gate is open."""
     packed, gate = state.packed, state.packed.tokens.get(GATE)
     if gate is None or bool((gate > 0).all()):
@@ -344,7 +344,7 @@ def _attend(engine: Engine, layer: int, state: State, wants_scores: bool) -> Sco
     elif not bool((gate > 0).any()):
         counts, states = torch.zeros_like(packed.lengths), packed.states
         zeros = torch.zeros(packed.total, device=packed.device)
-        scores = Scores(zeros, zeros.clone()) if wants_scores else None
+        scores = AttentionScores(zeros, zeros.clone()) if wants_scores else None
     else:
         live = gate > 0
         counts = torch.bincount(packed.row_of_token[live], minlength=packed.count).cpu()

@@ -1,7 +1,7 @@
-"""A ragged batch as a type: states of all tokens in one matrix, rows by their lengths, named columns that travel.
+"""A ragged batch as a type: the states of all tokens in one matrix, row lengths, and named columns.
 
-Nothing here knows a backbone or a method. Rows leave (`keep_rows`) and tokens leave (`keep_tokens`); every column goes
-along, so that whatever a method remembers stays beside the row or token it belongs to.
+Independent of backbones and methods. Rows leave with `keep_rows`, tokens with `keep_tokens`; every column is selected
+with them, so that a method's memory stays beside the row or token it belongs to.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Packed:
 
     @property
     def count(self) -> int:
-        """Rows in the batch."""
+        """Number of rows."""
         return self.lengths.shape[0]
 
     @cached_property
     def total(self) -> int:
-        """Tokens in the batch."""
+        """Number of tokens."""
         return int(self.lengths.sum())
 
     @cached_property
@@ -51,25 +51,27 @@ class Packed:
     @cached_property
     def row_of_token(self) -> Tensor:
         """Row index of every token."""  # [tokens]
-        rows = np.repeat(np.arange(self.count), self.lengths.numpy())  # torch would wake its threads for a handful
+        rows = np.repeat(
+            np.arange(self.count), self.lengths.numpy()
+        )  # numpy: torch would start its threads for a few numbers
         return torch.from_numpy(rows).to(self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the columns live."""
+        """Device of the columns."""
         return next(iter(self.tokens.values())).device if self.tokens else self.states.device
 
     def first(self) -> Tensor:
-        """States of each row's first token."""  # [rows, hidden]
+        """Return the state of each row's first token."""  # [rows, hidden]
         return self.states.index_select(0, self.starts.to(self.states.device))
 
     @cached_property
     def layout(self) -> Layout:
-        """How attention lays these rows out when every token is query and key; planned once per composition."""
+        """Attention layout with every token as query and key; planned once for each composition of rows."""
         return layout(self.lengths, self.tokens[POSITION])
 
     def mean(self) -> Tensor:
-        """Mean state of each row; tokens that training removes softly (`present` below 1) count that much less."""
+        """Return the mean state of each row, weighted by `PRESENT` where training removes tokens softly."""
         if self._plain_row:
             return self.states.mean(0, keepdim=True)
         states, count = self.states, self.lengths.to(self.states.device, self.states.dtype)
@@ -81,11 +83,11 @@ class Packed:
         return total / count[:, None]  # [rows, hidden]
 
     def sums(self, values: Tensor) -> Tensor:
-        """What the tokens of each row say, added up."""  # [tokens, n] → [rows, n]
+        """Return the sum of token values in each row."""  # [tokens, n] → [rows, n]
         return values.new_zeros(self.count, values.shape[1]).index_add(0, self.row_of_token, values)
 
     def max(self) -> Tensor:
-        """Largest value of each dimension in each row, softly removed tokens far below the others."""
+        """Return the largest value of each dimension in each row; log `PRESENT` lowers softly removed tokens."""
         if self._plain_row:
             return self.states.amax(0, keepdim=True)
         states = self.states
@@ -97,30 +99,30 @@ class Packed:
 
     @property
     def _plain_row(self) -> bool:
-        """One row at run time: pooled without scattering."""
+        """Whether this is one row at run time, which is pooled without scattering."""
         return self.count == 1 and PRESENT not in self.tokens and not torch.is_grad_enabled()
 
     def with_states(self, states: Tensor) -> Packed:
-        """The same rows and columns over other states."""
+        """Return the same rows and columns with other states."""
         return self._same(Packed(states, self.lengths, self.rows, self.tokens))
 
     def with_rows(self, **columns: Tensor) -> Packed:
-        """The same batch with row columns added or replaced."""
+        """Return the same batch with row columns added or replaced."""
         return self._same(Packed(self.states, self.lengths, {**self.rows, **columns}, self.tokens))
 
     def with_tokens(self, **columns: Tensor) -> Packed:
-        """The same batch with token columns added or replaced."""
+        """Return the same batch with token columns added or replaced."""
         return self._same(Packed(self.states, self.lengths, self.rows, {**self.tokens, **columns}))
 
     def _same(self, other: Packed) -> Packed:
-        """`other` has the same composition: what was derived from it is kept."""
+        """Copy cached values to `other`, which has the same composition."""
         for name in ("total", "starts", "row_of_token", "layout"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
 
     def to(self, device: torch.device) -> Packed:
-        """States and columns on a device; lengths stay on the CPU."""
+        """Return the batch with states and columns on a device; lengths stay on the CPU."""
         if device == self.device:
             return self
         rows = {name: column.to(device) for name, column in self.rows.items()}
@@ -128,7 +130,7 @@ class Packed:
         return Packed(self.states.to(device), self.lengths, rows, tokens)
 
     def keep_tokens(self, keep: Tensor) -> Packed:
-        """Only the tokens where `keep` is true. Every row must keep at least one token."""
+        """Return only the tokens where `keep` is true; every row must keep at least one token."""
         index = keep.nonzero().squeeze(1)
         if index.shape[0] == keep.shape[0]:
             return self
@@ -143,7 +145,7 @@ class Packed:
         return self._take(index, counts, self.rows)
 
     def keep_rows(self, keep: Tensor) -> Packed:
-        """Only the rows where `keep` is true, tokens and columns with them."""
+        """Return only the rows where `keep` is true, with their tokens and columns."""
         keep = keep.cpu()
         if bool(keep.all()):
             return self
@@ -178,12 +180,12 @@ class Packed:
         return Packed(states, torch.cat([part.lengths for part in shifted]), row_columns, token_columns)
 
     def restore(self, memory: Tensor) -> Tensor:
-        """`memory` (the whole original batch) with this batch's states put back where they came from."""
+        """Return `memory`, the states of the original batch, with this batch's states put back at their origins."""
         return memory.index_copy(0, self.tokens[ORIGIN], self.states)  # [original tokens, hidden]
 
 
 def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Token ids row by row → a packed batch with columns `id`, `type`, `position` and `origin`; no states yet."""
+    """Pack rows of token ids into a batch with the columns ID, TYPE, POSITION and ORIGIN; it has no states yet."""
     if not ids or any(len(row) == 0 for row in ids):
         raise OfframpError("to pack a batch", "no rows, or a row without tokens", "give every row at least one token")
     lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
@@ -214,5 +216,5 @@ def _column(part: Mapping[str, Tensor], name: str, example: Tensor, size: int) -
 
 
 def joined(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Numbers of all rows, one after another."""
+    """Return the numbers of all rows as one array."""
     return np.array(rows[0] if len(rows) == 1 else [number for row in rows for number in row], dtype=np.int64)

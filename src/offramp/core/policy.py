@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from offramp.core.layout import Scores
+from offramp.core.layout import AttentionScores
 from offramp.core.rules import ExitRule
 from offramp.errors import OfframpError
 
@@ -70,7 +70,7 @@ class Policy:
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         """Before attention: return which tokens go on ([tokens] bool, None = all). May set the column `GATE`."""
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         """Between attention and feed-forward: return which tokens go on ([tokens] bool, None = all)."""
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
@@ -120,7 +120,7 @@ class PolicyWrapper(Policy):
         """Forward."""
         return self.inner.before_layer(layer, s)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         """Forward."""
         return self.inner.after_attention(layer, s, scores)
 
@@ -165,7 +165,7 @@ class PairPolicy(Policy):
         first, second = (policy.before_layer(layer, s) for policy in self.pair)
         return _both(first, second)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         """Keep the tokens that both keep."""
         first, second = (policy.after_attention(layer, s, scores) for policy in self.pair)
         return _both(first, second)

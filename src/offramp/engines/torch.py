@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offramp.backbones import Encoder
-from offramp.core.attention import Layout, Scores
+from offramp.core.attention import AttentionScores, Layout
 from offramp.core.loop import Engine
 from offramp.core.packed import Packed
 from offramp.engines import How
@@ -38,14 +38,14 @@ class TorchEngine(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """First half of a layer (1…depth)."""
         own = self.encoder.layers[layer - 1]
         if not self.half:
             return own.attend(queries, keys, where, scores, None)
         with torch.autocast(keys.device.type, torch.bfloat16):
             out, seen = own.attend(queries, keys, where, scores, None)
-        return out.float(), None if seen is None else Scores(*(part.float() for part in seen))
+        return out.float(), None if seen is None else AttentionScores(*(part.float() for part in seen))
 
     def feed(self, layer: int, x: Tensor) -> Tensor:
         """Second half of a layer."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offramp import methods
 from offramp.core import cost, policy
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN
 from offramp.core.loop import State, run
 from offramp.data.tokenization import Encoded
@@ -81,7 +81,7 @@ class _Watch(policy.PolicyWrapper):
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._kept(s, self.inner.before_layer(layer, s))
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         return self._kept(s, self.inner.after_attention(layer, s, scores))
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:

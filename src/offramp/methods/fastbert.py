@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from offramp.core.attention import Plan, attend
+from offramp.core.attention import AttentionOptions, attend
 from offramp.core.columns import PRESENT
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
@@ -62,7 +62,7 @@ class AttendingExitHead(nn.Module):
         q, k, v = self.mix(x).chunk(3, dim=1)
         there = None if self.per_token else packed.tokens.get(PRESENT)  # of a pair, while tokens fade in training
         bias = None if there is None else there.clamp(min=1e-6).log()
-        mixed, _ = attend(q, k, v, packed.layout, Plan(HEADS, key_bias=bias))
+        mixed, _ = attend(q, k, v, packed.layout, AttentionOptions(HEADS, key_bias=bias))
         seen = packed.with_states(self.out(mixed))
         logits: Tensor = self.project(torch.tanh(self.dense(seen.states if self.per_token else seen.mean())))
         return logits

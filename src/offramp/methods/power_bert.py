@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.columns import ORIGIN
 from offramp.core.loop import State
 from offramp.core.policy import Needs, Policy
@@ -106,7 +106,7 @@ class PoWERBERTPolicy(Policy):
         drops = layer > 0 and (self.counts[layer] < self.counts[layer - 1] or (layer == 1 and self.scale < 1.0))
         return Needs(after_attention=drops, scores=drops)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         if scores is None or not self.needs(layer).scores:
             return None
         original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]

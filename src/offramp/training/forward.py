@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offramp import engines
 from offramp.backbones import Encoder
-from offramp.core.attention import Layout, Scores
+from offramp.core.attention import AttentionScores, Layout
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy
@@ -29,7 +29,7 @@ class LayerStates:
 
     packed: Packed
     states: list[Tensor]  # each [tokens, hidden]
-    scores: dict[int, Scores] = field(default_factory=dict)
+    scores: dict[int, AttentionScores] = field(default_factory=dict)
     present: dict[int, Tensor] = field(default_factory=dict)  # layer → [tokens], 0 dropped … 1 present
 
     def after(self, layer: int) -> Packed:
@@ -151,7 +151,7 @@ class _SkippingEngine(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         if layer in self.skip:
             return queries, None
         return self.engine.attend(layer, queries, keys, where, scores)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offramp.backbones import Encoder
 from offramp.core.engine import Engine, ExitHeads, Segment
-from offramp.core.layout import Layout, Scores
+from offramp.core.layout import AttentionScores, Layout
 from offramp.core.packed import Packed
 from offramp.engines import How
 from offramp.engines.openvino import fused_graphs as _joined
@@ -93,14 +93,14 @@ class OpenVINOEngine(Engine):
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
-    ) -> tuple[Tensor, Scores | None]:
+    ) -> tuple[Tensor, AttentionScores | None]:
         """First half of a layer (1…depth)."""
         half = "scored" if scores else "attend"
         if queries is keys:
             made = self._same(layer, half, keys, where)
         else:
             made = self._idle(layer, half, queries, keys, where)
-        return made[0], Scores(made[1], made[2]) if scores else None
+        return made[0], AttentionScores(made[1], made[2]) if scores else None
 
     def feed(self, layer: int, x: Tensor) -> Tensor:
         """Second half of a layer."""

@@ -59,11 +59,11 @@ def record(function: Callable[[], Any], given: Sequence[Tensor]) -> Recorder:
 @contextmanager
 def frozen(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Without gradients for a moment: a tracer refuses constants that ask for them."""
-    learning = [t for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad]
-    for parameter in learning:
+    trains_on_cpu = [t for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad]
+    for parameter in trains_on_cpu:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in learning:
+        for parameter in trains_on_cpu:
             parameter.requires_grad_(True)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp.core.layout import Ints, Layout, Plan, Scores
+from offramp.core.attention.distances import add_mask, distance_scores
+from offramp.core.layout import AttentionOptions, AttentionScores, Ints, Layout
 from offramp.core.packed import Packed
-from offramp.core.relative import distance_scores, with_mask
 
 Named = dict[str, Tensor]
 IDS: tuple[str, ...] = ("id", "type", "position")
@@ -50,7 +50,9 @@ class Mix:
     mask: Tensor | None = None
     real: Tensor | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Scores | None]:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, plan: AttentionOptions
+    ) -> tuple[Tensor, AttentionScores | None]:
         q = _lines(query, self.query, plan.heads)
         k, v = (_lines(x, self.key, plan.heads) for x in (key, value))
         mask = self.mask
@@ -60,7 +62,7 @@ class Mix:
             mask = torch.where(near, far, float("-inf"))
         if plan.relative is not None:
             at = self.position[0][:, 0, :, 0], self.position[1][:, 0, 0]
-            mask = with_mask(distance_scores((q, k), plan.relative, at), mask)
+            mask = add_mask(distance_scores((q, k), plan.relative, at), mask)
         if not plan.scores:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             return self._packed(out, query), None
@@ -68,7 +70,7 @@ class Mix:
         weights = (logits if mask is None else logits + mask).softmax(-1)  # [lines, heads, queries, keys]
         mean = weights.mean(1) if self.real is None else (weights.mean(1) * self.real)
         own = mean * (self.position[0] == self.position[1]).squeeze(1)  # a row holds a position once
-        return self._packed(weights @ v, query), Scores(self._keys(mean.sum(1)), self._keys(own.sum(1)))
+        return self._packed(weights @ v, query), AttentionScores(self._keys(mean.sum(1)), self._keys(own.sum(1)))
 
     def _packed(self, out: Tensor, like: Tensor) -> Tensor:
         out = out.transpose(1, 2)  # [lines, queries, heads, width]
@@ -131,7 +133,9 @@ class Block(Packed):
         rows, length = x.shape[0], x.shape[1]
         inner = even(given["position"]).mix
 
-        def mix(query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> tuple[Tensor, Scores | None]:
+        def mix(
+            query: Tensor, key: Tensor, value: Tensor, plan: AttentionOptions
+        ) -> tuple[Tensor, AttentionScores | None]:
             assert inner is not None
             q, k, v = (t.view(rows, length, t.shape[-1]) for t in (query, key, value))
             out, scores = inner(q, k, v, plan)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.core import policy
-from offramp.core.attention import Scores
+from offramp.core.attention import AttentionScores
 from offramp.core.columns import ORIGIN, POSITION
 from offramp.core.loop import State
 from offramp.core.packed import Packed
@@ -107,7 +107,7 @@ class LengthPolicy(policy.Policy):
         drops = 0 < layer < len(self.shares) and self.shares[layer] < self.shares[layer - 1]
         return Needs(after_attention=drops, scores=drops)
 
-    def after_attention(self, layer: int, s: State, scores: Scores | None) -> Tensor | None:
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
         if scores is None or not self.needs(layer).scores:
             return None
         original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]

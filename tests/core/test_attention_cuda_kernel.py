@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp.core import varlen
-from offramp.core.attention import Plan, attend, layout
+from offramp.core.attention import AttentionOptions, attend, cuda_kernel, layout
 from tests.core.test_attention import HEADS, WIDTH, places
 
 Q, K = [2, 0, 5, 1], [3, 4, 5, 1]  # queries and keys of four rows
@@ -32,23 +31,27 @@ def query(dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> Any:
 
 
 def test_it_serves_half_precision_on_cuda_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
-    assert varlen.serves(query(), Plan(HEADS)) and varlen.serves(query(torch.float16), Plan(HEADS))
-    assert not varlen.serves(query(torch.float32), Plan(HEADS)) and not varlen.serves(query(is_cuda=False), Plan(HEADS))
+    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
+    assert cuda_kernel.serves(query(), AttentionOptions(HEADS)) and cuda_kernel.serves(
+        query(torch.float16), AttentionOptions(HEADS)
+    )
+    assert not cuda_kernel.serves(query(torch.float32), AttentionOptions(HEADS)) and not cuda_kernel.serves(
+        query(is_cuda=False), AttentionOptions(HEADS)
+    )
     bias = torch.zeros(3)
     for more in ({"scores": True}, {"dropout": 0.1}, {"window": 3}, {"key_bias": bias}, {"relative": bias}):
-        assert not varlen.serves(query(), Plan(HEADS, **more))
-    monkeypatch.setattr(varlen, "_kernel", lambda: None)
-    assert not varlen.serves(query(), Plan(HEADS))
+        assert not cuda_kernel.serves(query(), AttentionOptions(HEADS, **more))
+    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: None)
+    assert not cuda_kernel.serves(query(), AttentionOptions(HEADS))
 
 
 def test_it_answers_what_rectangles_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
+    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
     torch.manual_seed(0)
     q, (k, v) = torch.randn(sum(Q), WIDTH), torch.randn(2, sum(K), WIDTH)
     where = layout(torch.tensor(K), places(K), torch.tensor(Q), places(Q))
-    usual, _ = attend(q, k, v, where, Plan(HEADS))
-    monkeypatch.setattr(varlen, "serves", lambda query, plan: True)
+    usual, _ = attend(q, k, v, where, AttentionOptions(HEADS))
+    monkeypatch.setattr(cuda_kernel, "serves", lambda query, plan: True)
     for _ in range(2):  # offsets are worked out once
-        found, scores = attend(q, k, v, where, Plan(HEADS))
+        found, scores = attend(q, k, v, where, AttentionOptions(HEADS))
         assert scores is None and torch.allclose(found, usual, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp.core.written import scored, written_out
+from offramp.core.attention.training_kernel import attend_while_training, attend_with_scores
 
 
 def block(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +25,7 @@ def masks() -> dict[str, Tensor | None]:
 @pytest.mark.parametrize("kind", ["none", "seen", "added", "learned"])
 def test_it_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
     parts, mask = block(), masks()[kind]
-    made, meant = written_out(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
+    made, meant = attend_while_training(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
     pull, given = torch.randn_like(made), parts if kind != "learned" else (*parts, mask)
     torch.testing.assert_close(made, meant)
     ours, theirs = (torch.autograd.grad(out, given, pull) for out in (made, meant))
@@ -35,7 +35,7 @@ def test_it_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
 def test_bfloat16_stays_narrow_under_autocast_and_close() -> None:
     parts = block(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        made = written_out(parts, masks()["seen"], 0.0)
+        made = attend_while_training(parts, masks()["seen"], 0.0)
     meant = F.scaled_dot_product_attention(*(x.float() for x in parts), attn_mask=masks()["seen"])
     assert made.dtype == torch.bfloat16
     torch.testing.assert_close(made.float(), meant, atol=0.03, rtol=0.03)
@@ -51,11 +51,11 @@ def test_gradients_are_those_of_what_was_kept(kind: str) -> None:
 
     def drawn(*given: Tensor) -> Tensor:
         torch.manual_seed(9)
-        return written_out((given[0].float(), given[1].float(), given[2].float()), mask, 0.4).double()
+        return attend_while_training((given[0].float(), given[1].float(), given[2].float()), mask, 0.4).double()
 
     q, k, v = parts
     made = drawn(q, k, v)
-    assert not torch.allclose(made, written_out((q.float(), k.float(), v.float()), mask, 0.0).double())
+    assert not torch.allclose(made, attend_while_training((q.float(), k.float(), v.float()), mask, 0.0).double())
     pull = torch.randn_like(made)
     for place, grad in enumerate(torch.autograd.grad(made, parts, pull)):
         way = torch.randn_like(grad)
@@ -64,21 +64,21 @@ def test_gradients_are_those_of_what_was_kept(kind: str) -> None:
         assert slope.item() == pytest.approx((grad * way).sum().item(), rel=0.02, abs=0.02)
 
 
-@pytest.mark.parametrize("learning", [True, False])
-def test_what_each_key_received_is_told_without_a_gradient(learning: bool) -> None:
-    q, k, v = (x.detach().requires_grad_(learning) for x in block())
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_each_key_received_is_told_without_a_gradient(trains: bool) -> None:
+    q, k, v = (x.detach().requires_grad_(trains) for x in block())
     mask = masks()["seen"]
-    out, mean = scored((q, k, v), mask, 0.0)
+    out, mean = attend_with_scores((q, k, v), mask, 0.0)
     plain = (q @ k.transpose(2, 3) * 8**-0.5).masked_fill(~mask, float("-inf")).softmax(-1)  # type: ignore[operator]  # it is no None here
     torch.testing.assert_close(out, plain @ v)
     torch.testing.assert_close(mean, plain.mean(1).detach())
-    assert not mean.requires_grad and out.requires_grad == learning
+    assert not mean.requires_grad and out.requires_grad == trains
 
 
 def test_those_who_see_nothing_spoil_nobody() -> None:
     q, k, v = block()
     mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
     mask[0, 0, 2] = False
-    out, _ = scored((q, k, v), mask, 0.0, blind=True)
+    out, _ = attend_with_scores((q, k, v), mask, 0.0, blind=True)
     (grad,) = torch.autograd.grad(out[:, :, :2].sum(), k)
     assert out[0, 0, 2].isnan().all() and not grad.isnan().any()

@@ -1,4 +1,4 @@
-"""Attention scores from distances: each pair's distance has a vector that its query and its key are scored against."""
+"""Attention logits from relative positions: every distance has a vector that queries and keys are multiplied with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def distance_scores(block: tuple[Tensor, Tensor], table: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
-    """q·E[i−j] + k·E[i−j] for every query i and key j of a rectangle, never divided by √width.
+    """Return q·E[i−j] + k·E[i−j] for every query i and key j of a rectangle, not divided by √width.
 
     `block` are queries and keys [rows, heads, n, width], `places` their original positions [rows, n], `table` the
-    vectors [2·reach + 1, width] of distances −reach…reach; whatever is further away counts as reach.
+    vectors [2·reach + 1, width] of distances −reach…reach; larger distances count as reach.
     """
     (q, k), reach = block, table.shape[0] // 2
     apart = places[0][:, None, :, None] - places[1][:, None, None, :]  # [rows, 1, queries, keys]
@@ -20,8 +20,8 @@ def distance_scores(block: tuple[Tensor, Tensor], table: Tensor, places: tuple[T
     return of_query + of_key.transpose(2, 3)
 
 
-def with_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores under a mask of either kind: what may be seen, or what is added."""
+def add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Apply a mask to attention logits: boolean (True = visible), or added."""
     if mask is None:
         return scores
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask

@@ -1,7 +1,7 @@
-"""Variable-length attention by torch's own kernel, on CUDA devices in half precision: no rectangles at all.
+"""Variable-length attention by torch's own kernel, on CUDA devices in half precision, without rectangles.
 
-Untested on a real GPU: written against `torch.nn.attention.varlen` of torch 2.13, which has no kernel for CPUs; tests
-put another one in its place.
+Untested on a real GPU: written against `torch.nn.attention.varlen` of torch 2.13, which has no CPU kernel; tests use a
+CPU function in its place.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offramp.core.layout import Ints, Layout, Plan
+from offramp.core.layout import AttentionOptions, Ints, Layout
 
 
 @cache
 def _kernel() -> Callable[..., Any] | None:
-    """The kernel, where this torch has one that can be told not to let batch mates change the order of additions."""
+    """Return the kernel, if this torch has one whose order of additions does not depend on the batch."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -28,18 +28,18 @@ def _kernel() -> Callable[..., Any] | None:
     return varlen_attn if "num_splits" in signature(varlen_attn).parameters else None
 
 
-def serves(query: Tensor, plan: Plan) -> bool:
-    """Whether the kernel can do what is asked: no scores, no bias, no window (it counts places, not positions)."""
+def serves(query: Tensor, plan: AttentionOptions) -> bool:
+    """Return whether the kernel supports the options: no scores, bias or window (it counts places, not positions)."""
     if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or plan.dropout:
         return False
     plain = not plan.scores and plan.window is None and plan.key_bias is None and plan.relative is None
     return plain and _kernel() is not None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: Plan) -> Tensor:
-    """Each row's queries over that row's keys."""  # [queries, hidden]
+def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: AttentionOptions) -> Tensor:
+    """Return the mixture of each row's values for its queries."""  # [queries, hidden]
     kernel = _kernel()
-    assert kernel is not None  # `serves` said so
+    assert kernel is not None, "checked by `serves`"
     if "offsets" not in where.cache:
         both = (where.query_lengths, where.key_lengths)
         where.cache["offsets"] = [_offsets(lengths, query.device) for lengths in both]
