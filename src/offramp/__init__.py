@@ -1,17 +1,32 @@
-"""Offramp: Transformer encoders that spend only the compute an input needs."""
+"""Offramp: Transformers that spend only the compute an input needs.
+
+    import offramp
+
+    offramp.train(model="minilm", train="train.jsonl", out="runs/mine", method="deebert")
+    offramp.calibrate("runs/mine", "calibration.jsonl", risk=0.02)
+    offramp.evaluate("runs/mine", "test.jsonl", budget=0.5)["metrics"]
+    offramp.load("runs/mine").predict(["a gem of a film"], budget=0.5)
+
+`train`, `calibrate` and `evaluate` are the functions behind the commands of the same names (`offramp eval` is
+`evaluate`). `import offramp` is quick because torch is imported on first use.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
+    from offramp.commands.calibrate import calibrate
+    from offramp.commands.evaluate import evaluate
+    from offramp.commands.train import train
     from offramp.inference.predictor import Predictor
 
 __version__ = "0.1.0"
-__all__ = ["OfframpError", "__version__", "load"]
+__all__ = ["OfframpError", "__version__", "calibrate", "evaluate", "load", "train"]
 
 
 def load(
@@ -22,10 +37,28 @@ def load(
 ) -> Predictor:
     """Open a run folder written by `offramp train`, ready to predict.
 
-    Engine "auto" is OpenVINO on a CPU where it is installed (`pip install 'offramp[openvino]'`), torch otherwise.
+        model = offramp.load("runs/mine")
+        model.predict(["a gem of a film", "a waste of time"], budget=0.5)
 
-    `import offramp` stays quick because torch is imported here, on first use.
+    Args:
+        folder: the run folder.
+        engine: how layers are executed: "torch", "openvino", or "auto", which is OpenVINO on a CPU where it is
+            installed (`pip install 'offramp[openvino]'`) and torch otherwise.
+        precision: of the layers; "bf16" and "int8" need OpenVINO.
+        threads: processor threads; all cores if left out.
     """
     from offramp.inference.predictor import Predictor
 
     return Predictor.load(folder, engine, precision, threads)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a command's function when it is first used."""
+    if name in ("calibrate", "evaluate", "train"):
+        return getattr(import_module(f"offramp.commands.{name}"), name)
+    raise AttributeError(f"module 'offramp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})

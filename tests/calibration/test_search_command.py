@@ -22,8 +22,7 @@ from offramp.calibration.length_search import (
     search_lengths,
     split_search_rows,
 )
-from offramp.commands.calibrate import recalibrate, searched_settings
-from offramp.commands.search import SearchRequest, search_run
+from offramp.commands.calibrate import SearchRequest, calibrate_run, search_run, searched_settings
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import pareto_front
 from offramp.inference.predictor import Predictor
@@ -155,7 +154,7 @@ def test_calibration_tries_what_a_search_found(own: Path, monkeypatch: pytest.Mo
 
     for name in ("run", "exits_at_lengths"):
         monkeypatch.setattr(CalibrationContext, name, heard(name))
-    recalibrate(str(own), runs.rows("classification", 30, 5), "a.jsonl", risk)
+    calibrate_run(str(own), runs.rows("classification", 30, 5), "a.jsonl", risk)
     assert {(30, True), *([(15, True)] if risk else [])} <= {(rows, own == [0.97, 0.93, 0.91]) for rows, own in tried}
     assert json.loads((own / "points.json").read_text())["data"].get("searched"), "nor when it is calibrated once more"
     (own / "points.json").write_text("{")

@@ -1,77 +1,95 @@
-"""Progress bars: on a terminal, on standard error, only for what takes a while."""
+"""Progress on standard error: bars on a terminal for what takes a while, single lines elsewhere."""
 
 from __future__ import annotations
 
 import io
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from offramp.cli.printing import progress
-from offramp.inference.predictor import Predictor
-from offramp.utils.progress import progress_listener, report_progress
-from tests import runs
-from tests.test_cli import Call, call, rows
-
-__all__ = ["call"]
+from offramp.commands.compare import ComparisonProgress
+from offramp.evaluation.plan import ComparisonPlan, DataSet
+from offramp.inference.operating_points import OperatingPoint
+from offramp.utils.progress import report_progress
+from tests import factories
+from tests.cli.calls import Call
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """A terminal that remembers what was drawn on it."""
+    """A terminal that keeps what was drawn on it."""
     drawn = io.StringIO()
-    made = Console(file=drawn, force_terminal=True, width=100)
-    monkeypatch.setattr(progress, "Console", lambda stderr: made)
+    console = Console(file=drawn, force_terminal=True, width=100)
+    monkeypatch.setattr(progress, "Console", lambda stderr: console)
+    monkeypatch.setattr(progress, "err", console)
     monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
     return drawn
 
 
-def test_work_tells_how_far_it_is(trained: Path) -> None:
-    model, seen = Predictor.load(trained), []
-    with progress_listener(lambda done, total: seen.append((done, total))):
-        model.predict(runs.rows("classification", 10), batch_size=1)
-    model.predict(["nobody watches"])
-    assert seen == [(done, 10) for done in range(1, 11)]
-
-
 @pytest.mark.parametrize(
-    ("command", "words", "what"),
+    ("command", "words", "title"),
     [("eval", ["--data"], "evaluating"), ("predict", ["--output", "out", "--input"], "answering"),
      ("calibrate", ["--data"], "calibrating")],
 )  # fmt: skip
 def test_long_commands_show_a_bar(
-    call: Call, trained: Path, screen: io.StringIO, command: str, words: list[str], what: str, tmp_path: Path
+    call: Call, trained: Path, screen: io.StringIO, command: str, words: list[str], title: str
 ) -> None:
-    run = trained
-    if command == "calibrate":
-        run = tmp_path / "own"
-        run.mkdir()
-        for name, content in runs.files(trained).items():
-            (run / name).write_bytes(content)
-    data = rows("new.jsonl", runs.rows("classification", 40, 8))
-    said = call(command, run, *words, data)
-    assert said.code == 0 and what in screen.getvalue() and "40/40" in screen.getvalue()
-    assert what not in said.out
+    run = shutil.copytree(trained, "own")
+    data = factories.write_jsonl(Path("new.jsonl"), factories.labelled_rows("classification", 40, 8))
+    result = call(command, run, *words, data)
+    assert result.code == 0 and title in screen.getvalue() and title not in result.out
+    assert re.search(r"\b(\d+)/\1\b", screen.getvalue()), "the bar ends full"
 
 
-def test_no_bar_where_nobody_looks_or_it_is_over_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.row_bar("working"):
         report_progress(1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_no_bar_for_work_that_ends_at_once() -> None:
     drawn = io.StringIO()
-    quick = progress.RowBar("working", Console(file=drawn, force_terminal=True))
-    quick.update(1, 2)
-    quick.close()
+    bar = progress.RowBar("working", Console(file=drawn, force_terminal=True))
+    bar.update(1, 2)
+    bar.close()
     assert drawn.getvalue() == ""
 
 
-def test_passes_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
-    made = progress.RowBar("working", Console(file=io.StringIO(), force_terminal=True))
+def test_passes_over_the_rows_add_up(screen: io.StringIO) -> None:
+    bar = progress.RowBar("working", Console(file=io.StringIO(), force_terminal=True))
     for done in (5, 10, 3, 6):
-        made.update(done, 10 if done > 6 else 6)
-    assert made.task is not None
-    (task,) = made.progress.tasks
+        bar.update(done, 10 if done > 6 else 6)
+    (task,) = bar.progress.tasks
     assert (task.completed, task.total) == (16, 16)
-    made.close()
+    bar.close()
+
+
+def test_scoring_of_a_search_is_shown_on_a_terminal(screen: io.StringIO) -> None:
+    with progress.SearchDisplay(30) as display:
+        for done in range(3):
+            display.scoring(done, 2)
+            display.live.refresh()
+    assert all(f"{done} of 2 configurations" in screen.getvalue() for done in range(3))
+
+
+def test_draw_front_places_points_by_cost_and_score() -> None:
+    best = [OperatingPoint({}, 0.4, 0.6, 3.0), OperatingPoint({}, 1.0, 0.9, 3.0)]
+    lines = progress.draw_front(best, [OperatingPoint({}, 0.7, 0.75, 3.0)]).splitlines()
+    assert lines[0].rstrip().endswith("●") and lines[0].startswith("  0.9000") and lines[11].startswith("  0.6000 │ ●")
+    assert "0.400" in lines[-1] and "1.000" in lines[-1] and sum("·" in line for line in lines) == 1
+
+
+def test_draw_front_takes_a_single_point() -> None:
+    point = OperatingPoint({}, 0.4, 0.6, 3.0)
+    assert "●" in progress.draw_front([point], [point])
+
+
+def test_status_line_counts_cells_and_minutes() -> None:
+    data = DataSet("words", "t", "r", "classification")
+    cells = ComparisonPlan([data], ["m"], [("full", {}), ("pabee", {}), ("berxit", {})], [1]).cells()
+    state = ComparisonProgress(cells, done=["a"], broken={"b": "x"}, current="c", spent=[60.0])
+    assert progress.status_line(state) == "1 of 3 cells, 1 broken, about 1 min left: c"

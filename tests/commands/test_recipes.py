@@ -37,18 +37,18 @@ def test_the_published_numbers() -> None:
 
 
 def test_what_is_said_wins_over_the_recipe() -> None:
-    made = recipes.load("adapler/agnews").told({"epochs": 2}, {"phi": "0.5"})
+    made = recipes.load("adapler/agnews").override({"epochs": 2}, {"phi": "0.5"})
     assert (made.epochs, made.lr, made.options["phi"], made.options["gamma"]) == (2, 2e-5, "0.5", 0.1)
-    assert recipes.load("adapler/agnews").told({"method": "adapler+branchynet"}, {}).method == "adapler+branchynet"
+    assert recipes.load("adapler/agnews").override({"method": "adapler+branchynet"}, {}).method == "adapler+branchynet"
     with pytest.raises(OfframpError, match="leave --method out"):
-        recipes.load("adapler/agnews").told({"method": "full"}, {})
+        recipes.load("adapler/agnews").override({"method": "full"}, {})
 
 
 def test_a_pair_keeps_its_own_rate_for_what_is_added() -> None:
     recipe = recipes.load("adapler/agnews")
-    alone, pair = recipe.told({}, {}), recipe.told({"method": "adapler+branchynet"}, {})
+    alone, pair = recipe.override({}, {}), recipe.override({"method": "adapler+branchynet"}, {})
     assert alone.options == {**pair.options, "head_lr": 3e-5} and "head_lr" not in pair.options
-    said = recipe.told({"method": "adapler+branchynet"}, {"head_lr": "1e-4"})
+    said = recipe.override({"method": "adapler+branchynet"}, {"head_lr": "1e-4"})
     assert said.options["head_lr"] == "1e-4"
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from offramp import backbones
-from offramp.cli import app
 from offramp.commands.train import TrainRequest, run_training
 from offramp.data.tokenizer_training import train_wordpiece_tokenizer
 from offramp.errors import OfframpError
@@ -82,15 +79,3 @@ def test_pretraining_teaches_words_and_fine_tuning_goes_on_from_there(tmp_path: 
     assert torch.allclose(words, before, atol=1e-6)
     guess, taught = (m.network.added["exit_unit"].state_dict() for m in (tuned, base))
     assert all(torch.allclose(guess[name], taught[name], atol=1e-6) for name in taught)
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text, out = runs.jsonl(tmp_path / "text.jsonl", runs.rows("masked_lm", 40)), tmp_path / "model"
-    shape = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    words = ["new", "alberta", "--out", str(out), "--text", text, "--vocabulary", "150", *shape]
-    app(words, standalone_mode=False)
-    assert "next: offramp train" in capsys.readouterr().out
-    assert json.loads((out / "config.json").read_text())["model_type"] == "alberta"
-    with pytest.raises(OfframpError, match="neither --tokenizer nor --text"):
-        app(words[:4], standalone_mode=False)
-    assert backbones.find("alberta").MODEL_TYPES == ("alberta",)

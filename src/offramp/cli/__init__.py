@@ -1,7 +1,8 @@
-"""The command line: plain typed functions, one file each; the folder is the list.
+"""The command line: one file for each command, and the folder is the list of commands.
 
-A command file exports `command`; its name is the command's. Heavy imports wait until a command runs, so that `--help`
-answers at once. Files whose name starts with an underscore are shared pieces.
+A command file exports `command`, a function whose parameters are the options; its name is the command's. A command is
+imported when it is used, and torch only when it runs, so that `--help` is quick. Files whose name starts with an
+underscore are shared, `printing/` holds what commands print.
 """
 
 from __future__ import annotations
@@ -12,47 +13,74 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from offramp import __version__
 from offramp.errors import OfframpError
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 ABOUT = "Transformers that spend only the compute an input needs."
-FIRST = ["train", "calibrate", "search", "eval", "predict"]  # how help lists them: these, then the rest by name
+FIRST = ("train", "calibrate", "eval", "predict")  # how help lists them: these, then the others by name
+MOVED = {  # commands of earlier versions, and where they went
+    "new": "offramp train --from-scratch --model FAMILY",
+    "search": "offramp calibrate --search",
+    "version": "offramp --version",
+    "depths": "python benchmarks/papers/faster_dat.py",
+    "lengths": "python benchmarks/speed_by_length.py",
+    "guarantee": "python benchmarks/guarantee.py",
+    "rationales": "python benchmarks/papers/adapler.py",
+    "baseline": "python benchmarks/baseline.py",
+}
 
 
 def names() -> list[str]:
-    """The commands there are: the files of this folder."""
+    """Return the names of all commands: the files of this folder."""
     found = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")}
-    return [name for name in FIRST if name in found] + sorted(found - set(FIRST))
+    return [name for name in FIRST if name in found] + sorted(found.difference(FIRST))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+class CommandGroup(TyperGroup):
+    """The commands of this folder, each imported when it is looked up."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command by name; None if there is none."""
+        if cmd_name not in names():
+            if cmd_name in MOVED:
+                fix = f"`offramp {cmd_name}` is now `{MOVED[cmd_name]}`"
+                raise OfframpError(f"the command `offramp {cmd_name}`", "a command of an earlier version", fix)
+            return None
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(cmd_name)(import_module(f"{__name__}.{cmd_name}").command)
+        return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(__version__)
         raise typer.Exit
 
 
+@app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
 ) -> None: ...
 
 
-def _assemble() -> typer.Typer:
-    made = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
-    made.callback()(_root)
-    for name in names():
-        made.command(name)(import_module(f"{__name__}.{name}").command)
-    return made
-
-
-app = _assemble()
-
-
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: bad input is one clear message and exit code 2, Ctrl-C is 130; anything else is a bug and shows."""
+    """Run a command: bad input gives one message and exit code 2, Ctrl-C gives 130; other exceptions are bugs."""
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _print_warning
         try:
             app(args=arguments, standalone_mode=True)
         except OfframpError as error:
@@ -66,7 +94,7 @@ def main(arguments: list[str] | None = None) -> Any:
             raise SystemExit(INTERRUPTED) from None
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Our own warnings in a line; the rest (deprecations in libraries) is not for users of commands."""
+def _print_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Print Offramp's own warnings in a line; others (deprecations in libraries) are not for users of commands."""
     if category is UserWarning:
         typer.secho(f"offramp: {message}", err=True, fg="yellow")

@@ -39,7 +39,7 @@ def command(
     from offramp.commands.bench import bench
 
     sizes, names = comma_numbers(batch_sizes, "--batch-sizes"), key_values(column, "--column")
-    with BenchDisplay() as progress:
+    with BenchDisplay() as display:
         made = bench(
             run,
             data,
@@ -56,7 +56,7 @@ def command(
             columns=names,
             json=json,
             png=png,
-            watcher=progress,
+            watcher=display,
             command=command_line(),
         )
     print_bench(made)

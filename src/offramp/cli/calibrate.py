@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, key_values
-from offramp.errors import OfframpError
 
 
 def command(
@@ -16,31 +15,71 @@ def command(
     data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
     budget: Budget = None,
     max_loss: MaxLoss = None,
-    risk: Annotated[float | None, typer.Option(help="prove that at most so much departs from the full model")] = None,
+    risk: Annotated[
+        float | None, typer.Option(help="prove that at most this share disagrees with the full model")
+    ] = None,
     confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
     latency: Annotated[str | None, typer.Option(help="find settings that answer single rows within this: 5ms")] = None,
     percentile: Annotated[float, typer.Option(help="of rows that must be answered within --latency")] = 95.0,
     engine: Engine = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="search how many tokens each layer keeps (and when rows of a pair leave)")
+    ] = False,
+    iterations: Annotated[int, typer.Option(min=0, help="search: generations after the first population")] = 30,
+    mutations: Annotated[int, typer.Option(min=0, help="search: new configurations by mutation in each")] = 30,
+    crossovers: Annotated[int, typer.Option(min=0, help="search: new configurations by averaging two in each")] = 30,
+    search_rows: Annotated[
+        int, typer.Option(min=1, help="search: on so many rows, at most half; the rest score")
+    ] = 500,
+    seed: Annotated[int, typer.Option(help="search: decides everything random")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="search: continue one that was interrupted")] = False,
     limit: Limit = None,
     column: Columns = None,
 ) -> None:
-    """Find settings for every budget on held-out rows; with --risk or --latency, settings that keep a promise."""
-    from offramp.calibration.latency import LatencyRequest
-    from offramp.cli.printing.progress import row_bar
+    """Find settings for every budget on held-out rows; with --risk or --latency also settings with a guarantee."""
+    from offramp.cli.printing.console import print_note
+    from offramp.cli.printing.progress import SearchDisplay, row_bar
     from offramp.cli.printing.tables import print_points
-    from offramp.commands.calibrate import check_point_request, recalibrate
-    from offramp.data.readers import read_rows
-    from offramp.inference.budget import parse_latency
+    from offramp.commands.calibrate import calibrate, check_point_request
 
     check_point_request(budget, max_loss)
-    time = None if latency is None else parse_latency(latency)
-    if time is None and (engine, precision, threads) != ("auto", "fp32", None):
-        given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
-        raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
-    wish = None if time is None else LatencyRequest(time, percentile, engine, precision, threads)  # type: ignore[arg-type]  # checked there
-    rows = read_rows(data, columns=key_values(column, "--column"), limit=limit)
-    with row_bar("calibrating"):
-        points = recalibrate(run, rows, data, risk, confidence, wish)
+    names = key_values(column, "--column")
+    if search:
+        with SearchDisplay(iterations) as display:
+            points = calibrate(
+                run,
+                data,
+                risk=risk,
+                latency=latency,
+                search=True,
+                iterations=iterations,
+                mutations=mutations,
+                crossovers=crossovers,
+                search_rows=search_rows,
+                seed=seed,
+                resume=resume,
+                limit=limit,
+                columns=names,
+                on_search=display.searching,
+                on_scoring=display.scoring,
+            )
+        tried, rows = points.data["tried"], points.data["search_rows"]
+        print_note(f"{tried} configurations tried on {rows} rows; scored below on the others")
+    else:
+        with row_bar("calibrating"):
+            points = calibrate(
+                run,
+                data,
+                risk=risk,
+                confidence=confidence,
+                latency=latency,
+                percentile=percentile,
+                engine=engine,
+                precision=precision,  # type: ignore[arg-type]  # checked there
+                threads=threads,
+                limit=limit,
+                columns=names,
+            )
     print_points(points, budget, max_loss)

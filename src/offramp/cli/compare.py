@@ -32,7 +32,7 @@ def command(
     from offramp.cli.printing.tables import cells_table, print_comparison
     from offramp.commands.compare import compare
 
-    with ComparisonDisplay(out, cells_table) as progress:
+    with ComparisonDisplay(out, cells_table) as display:
         made = compare(
             data,
             out,
@@ -47,7 +47,7 @@ def command(
             collect=collect,
             bench=bench,
             resume=resume,
-            listener=progress.update,
+            listener=display.update,
             note=print_note,
             command=command_line(),
         )

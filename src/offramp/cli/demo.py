@@ -18,7 +18,7 @@ def command(
     from offramp.cli.printing.tables import print_demo
     from offramp.commands import demo
 
-    run, size = out or demo.default_folder(quick), demo.QUICK if quick else demo.FULL
-    with TrainingDisplay(size.schedule.epochs) as progress:
-        found = demo.demo(run, quick=quick, report=progress.report, note=print_note)
+    run = out or demo.default_folder(quick)
+    with TrainingDisplay() as display:
+        found = demo.demo(run, quick=quick, report=display.report, note=print_note)
     print_demo(found, run)

@@ -3,88 +3,97 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from offramp.cli._options import BatchSize, Columns, Sets, key_values
+from offramp.cli._options import Columns, key_values
 
-PACKAGE = Path(__file__).parents[1]  # listed, not imported: help must not wait for torch
-_METHODS = sorted(path.stem for path in (PACKAGE / "methods").glob("[a-z]*.py"))
+PACKAGE = Path(__file__).parents[1]  # its folders are listed, not imported: help must not wait for torch
+_METHODS = sorted(
+    path.stem
+    for path in (PACKAGE / "methods").glob("[a-z]*")
+    if path.suffix == ".py" or (path / "__init__.py").is_file()
+)
 METHODS = f"{', '.join(_METHODS)}; or two in one: length_adaptive+branchynet"
-_RECIPES = sorted(path.parent.name for path in (PACKAGE / "commands" / "recipes").glob("*/*.yaml"))
-RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(dict.fromkeys(_RECIPES))}; flags win"
+_RECIPES = sorted({path.parent.name for path in (PACKAGE / "commands" / "recipes").glob("*/*.yaml")})
+RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(_RECIPES)}; other options win over it"
 
 
 def command(
-    ctx: typer.Context,
     *,
-    model: Annotated[str, typer.Option(help="a folder, a hub name, `minilm`; a .json of a translation model to make")],
+    model: Annotated[str, typer.Option(help="a folder, a hub name, `minilm`; or a .json of a translation model")],
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
-    task: Annotated[str, typer.Option(help="what is learned: tagging, translation …")] = "classification",
-    method: Annotated[str, typer.Option(help=METHODS)] = "full",
+    task: Annotated[
+        str | None, typer.Option(show_default="classification", help="also: tagging, question_answering, translation …")
+    ] = None,
+    method: Annotated[str | None, typer.Option(show_default="full", help=METHODS)] = None,
     dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
     init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage")] = 3,
-    batch_size: BatchSize = 32,
-    lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 5e-5,
+    epochs: Annotated[int | None, typer.Option(min=1, show_default="3", help="epochs of each stage")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="32", help="rows in a batch, if they have 64 tokens; of short ones more"),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
     max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; --dev is whole")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; all of --dev")] = None,
     seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
     recipe: Annotated[str | None, typer.Option(help=RECIPES)] = None,
     column: Columns = None,
-    set_: Sets = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="an option of the method as key=value; may be repeated")
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="random weights; --model names a family: bert, alberta, modernbert …")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="from scratch: whose tokenizer; learned from the rows if left out")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(show_default="8000", help="from scratch: tokens of the tokenizer that is learned")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="from scratch: an entry of config.json as key=value; may be repeated"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
-    """Fine-tune a model with off-ramps, calibrate it and write a model folder. Interrupted? Run the same again."""
+    """Fine-tune a model with exits, calibrate it and write a run folder. Run it again to continue after a stop."""
     from offramp.cli.printing.progress import TrainingDisplay
     from offramp.cli.printing.tables import print_trained
-    from offramp.commands import recipes
-    from offramp.commands import train as jobs
-    from offramp.training.schedule import Schedule
+    from offramp.commands import train as training
 
-    flags: dict[str, Any] = {
-        "method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length,
-    }  # fmt: skip
-    if recipe is None:
-        plan = recipes.Recipe(**flags, options=key_values(set_, "--set"))
-    else:
-        typed = {name: value for name, value in flags.items() if _typed(ctx, name)}
-        plan = recipes.load(recipe).told(typed, key_values(set_, "--set"))
-    request = jobs.TrainRequest(
-        model=jobs.model_source(model),
-        train=train,
-        out=out,
-        task=plan.task,
-        method=plan.method,
-        dev=dev,
-        dev_split=dev_split,
-        init=init,
-        max_length=plan.max_length,
-        limit=limit,
-        columns=key_values(column, "--column"),
-        options=plan.options,
-        schedule=Schedule(
-            plan.epochs,
-            plan.batch_size,
-            plan.lr,
-            plan.warmup,
-            plan.weight_decay,
+    with TrainingDisplay() as display:
+        trained = training.train(
+            model=model,
+            train=train,
+            out=out,
+            task=task,
+            method=method,
+            dev=dev,
+            dev_split=dev_split,
+            init=init,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            max_length=max_length,
+            limit=limit,
             seed=seed,
-            precision=precision,
+            precision=precision,  # type: ignore[arg-type]  # checked there
             save_seconds=save_seconds,
-        ),
-    )
-    with TrainingDisplay(plan.epochs) as progress:
-        trained = jobs.run_training(request, force, progress.report)
+            recipe=recipe,
+            columns=key_values(column, "--column"),
+            options=key_values(set_, "--set"),
+            from_scratch=from_scratch,
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+            shape=key_values(shape, "--shape"),
+            force=force,
+            report=display.report,
+        )
     print_trained(trained, out)
-
-
-def _typed(ctx: typer.Context, name: str) -> bool:
-    """Whether a flag was given, rather than left at its default."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -1,4 +1,4 @@
-"""`offramp calibrate` as a function: new operating points for a run, and guarantees if wanted."""
+"""`offramp calibrate` as a function: operating points for a run, searched lengths and guarantees if wanted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from offramp.calibration.calibrate import CalibrationContext, calibrate
+from offramp.calibration.calibrate import CalibrationContext
+from offramp.calibration.calibrate import calibrate as find_points
 from offramp.calibration.latency import LatencyRequest, find_latency_point
-from offramp.calibration.length_search import searched_settings
+from offramp.calibration.length_search import (
+    ReportProgress,
+    ReportScoring,
+    SearchPlan,
+    SearchRequest,
+    check_searchable,
+    find_length_points,
+    searched_settings,
+)
 from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
-from offramp.data.readers import fingerprint
+from offramp.data.readers import fingerprint, read_rows
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.budget import Budget
+from offramp.inference.budget import Budget, parse_latency
 from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
@@ -26,7 +35,71 @@ ENOUGH_ROWS = 100  # rows below which operating points are hardly more than luck
 Row = Mapping[str, Any]
 
 
-def recalibrate(
+def calibrate(
+    run: str | Path,
+    data: str | Path,
+    *,
+    risk: float | None = None,
+    confidence: float = 0.95,
+    latency: str | float | None = None,
+    percentile: float = 95.0,
+    engine: str = "auto",
+    precision: Literal["fp32", "bf16", "int8"] = "fp32",
+    threads: int | None = None,
+    search: bool = False,
+    iterations: int = 30,
+    mutations: int = 30,
+    crossovers: int = 30,
+    search_rows: int = 500,
+    seed: int = 0,
+    resume: bool = False,
+    limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    on_search: ReportProgress = lambda _: None,
+    on_scoring: ReportScoring = lambda done, total: None,
+) -> OperatingPoints:
+    """Find settings for every budget on labelled rows that a run was not trained on, and write its points.json.
+
+        points = offramp.calibrate("runs/mine", "calibration.jsonl", risk=0.02, confidence=0.95)
+        points.choose(budget=0.5).score, points.guarantees[0].mac_share
+
+    Args:
+        run: a run folder; its old operating points, guarantees and latencies are replaced.
+        data: a file of labelled rows, or the name of a data set on the hub.
+        risk: also prove a setting whose predictions disagree with the full model at most this often.
+        confidence: with which the risk must hold.
+        latency: also find a setting that answers single rows within this time, "5ms" or seconds.
+        percentile: of rows that must be answered within the latency.
+        engine, precision, threads: what the latency is measured on.
+        search: search how many tokens each layer keeps (and, in a pair, when rows leave) by evolution.
+        iterations: of the search: generations after the first population.
+        mutations, crossovers: of the search: new configurations of each kind in a generation.
+        search_rows: rows to search on, at most half of them; the others score what was found.
+        seed: of the search: decides everything random.
+        resume: continue a search that was interrupted.
+        limit: use only the first rows.
+        columns: columns of the file by the names that the task expects, e.g. {"text": "sentence"}.
+        on_search: is called after every configuration that the search has tried.
+        on_scoring: is called with the number of configurations scored and of all.
+    """
+    seconds = parse_latency(latency) if isinstance(latency, str) else latency
+    if seconds is None and (engine, precision, threads) != ("auto", "fp32", None):
+        given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
+        raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
+    if search and (risk is not None or seconds is not None):
+        given = f"--search and {'--risk' if risk is not None else '--latency'}"
+        raise OfframpError(
+            "one kind of calibration", given, "search first, then run `offramp calibrate` without --search"
+        )
+    timed = None if seconds is None else LatencyRequest(seconds, percentile, engine, precision, threads)
+    rows = read_rows(str(data), columns=columns or {}, limit=limit)
+    if search:
+        plan = SearchPlan(iterations, mutations, crossovers, seed)
+        return search_run(str(run), rows, str(data), SearchRequest(plan, search_rows, resume), on_search, on_scoring)
+    return calibrate_run(str(run), rows, str(data), risk, confidence, timed)
+
+
+def calibrate_run(
     run: str,
     rows: Sequence[Row],
     source: str,
@@ -50,7 +123,7 @@ def recalibrate(
         few = f"{len(rows)} rows say little about the cost of settings: {ENOUGH_ROWS} or more would be better"
         warnings.warn(few, stacklevel=2)
     data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
-    points = calibrate(network, method, data, "/".join(Path(source).parts[-2:]), rows_fingerprint, searched)
+    points = find_points(network, method, data, "/".join(Path(source).parts[-2:]), rows_fingerprint, searched)
     if searched:
         points = replace(points, data={**points.data, "searched": True})
     for warning in points.warnings:
@@ -64,6 +137,29 @@ def recalibrate(
         points = replace(points, guarantees=(proven,))
     if latency is not None:
         points = replace(points, latencies=(find_latency_point(run, points, rows, source, latency),))
+    operating.save_points(Path(run), points)
+    write_model_card(Path(run), predictor.model, points, recipe)
+    return points
+
+
+def search_run(
+    run: str,
+    rows: Sequence[Row],
+    source: str,
+    request: SearchRequest,
+    report: ReportProgress = lambda _: None,
+    report_scoring: ReportScoring = lambda done, total: None,
+) -> OperatingPoints:
+    """Search a run's lengths (and exits) and write its points.json; guarantees of the old points are dropped."""
+    predictor = Predictor(folders.load_run(run))  # its old points may be damaged, or another model's
+    method, task = predictor.model.method, predictor.task
+    task.check(rows, source)
+    check_searchable(method, task, len(rows), source)
+    rows_fingerprint, recipe = fingerprint(source, rows), folders.read_recipe(run)
+    warn_of_training_rows(recipe, rows_fingerprint, source, None)
+    context = CalibrationContext(predictor.network, method, Data(rows, predictor.prepare(rows, source)))
+    name = "/".join(Path(source).parts[-2:])
+    points = find_length_points(context, request, Path(run), name, rows_fingerprint, report, report_scoring)
     operating.save_points(Path(run), points)
     write_model_card(Path(run), predictor.model, points, recipe)
     return points

@@ -1,28 +1,34 @@
-"""`offramp train` as a function: read, build, fit, calibrate, write. Work happens beside `out`, which appears whole."""
+"""`offramp train` as a function: read rows, build the network, train, calibrate, write the run folder.
+
+Work happens in a folder beside `out`; the finished run takes its place in one step.
+"""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import yaml
 
 from offramp import __version__, methods, tasks
 from offramp.calibration.calibrate import calibrate, calibration_subset
+from offramp.commands import recipes
 from offramp.data import readers as reading
-from offramp.data.tokenization import max_tokens as length_limit
+from offramp.data.tokenization import max_tokens
+from offramp.data.tokenizer_training import train_wordpiece_tokenizer
 from offramp.errors import OfframpError
 from offramp.evaluation.demo_data import bundled_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_for_training
 from offramp.inference.model_card import render_model_card
-from offramp.inference.new_model import build_translation_model, is_model_configuration
+from offramp.inference.new_model import build_translation_model, create_model, is_model_configuration
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.methods import Method
@@ -34,12 +40,24 @@ from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import atomic_replace, write_text
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Report = Callable[..., None]  # receives what happens during training as keyword arguments
 
 
 @dataclass(frozen=True)
+class NewModel:
+    """How to create the model to train when it starts from random weights; the request's `model` is its family."""
+
+    tokenizer: str | None = None  # a folder or a hub name; None: learned from the training rows
+    vocabulary: int = 8000  # tokens of a tokenizer that is learned
+    shape: Mapping[str, str] = field(default_factory=dict)  # entries of the family's config.json
+
+
+@dataclass(frozen=True)
 class TrainRequest:
-    """What a user asks for; all of it decides the result, none of it is read from elsewhere."""
+    """Everything that decides the result of training; it is written to recipe.yaml."""
 
     model: str
     train: str
@@ -54,31 +72,151 @@ class TrainRequest:
     columns: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
+    new_model: NewModel | None = None
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained run."""
+    """A finished run: its folder, the model in memory, its operating points, and metrics of every epoch."""
 
+    folder: Path
     model: LoadedRun
     points: OperatingPoints
     log: list[dict[str, Any]]
 
 
+def train(
+    *,
+    model: str | Path,
+    train: str | Path,
+    out: str | Path,
+    task: str | None = None,
+    method: str | None = None,
+    dev: str | Path | None = None,
+    dev_split: float = 0.1,
+    init: str | Path | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    max_length: int | None = None,
+    limit: int | None = None,
+    seed: int = 42,
+    precision: Literal["auto", "bf16", "fp32"] = "auto",
+    save_seconds: float = 120.0,
+    recipe: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    tokenizer: str | Path | None = None,
+    vocabulary: int | None = None,
+    shape: Mapping[str, str] | None = None,
+    force: bool = False,
+    report: Report = lambda **_: None,
+) -> TrainedRun:
+    """Fine-tune a model with exits (or with token dropping), calibrate it and write a run folder.
+
+        run = offramp.train(model="minilm", train="train.jsonl", out="runs/mine", method="deebert", epochs=3)
+        run.points.full_point.score, run.folder
+        offramp.load("runs/mine").predict(["a fine film"], budget=0.5)
+
+    Training that was interrupted is continued by the same call.
+
+    Args:
+        model: a folder, a hub name, or "minilm"; a .json configuration of a translation model to create.
+        train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
+        out: where the run folder is written.
+        task: classification (the default), regression, tagging, question_answering, masked_lm or translation.
+        method: a method by name, "full" (plain fine-tuning) by default; or two in one, "length_adaptive+branchynet".
+        dev: rows to choose epochs and operating points on.
+        dev_split: the share of the training rows that is held out when there is no `dev`.
+        init: a run folder of the same task whose fine-tuned weights to start from.
+        epochs, batch_size, lr: of each stage, 3, 32 and 5e-5 by default; `lr` is that of the pretrained part.
+        max_length: the longest row in tokens.
+        limit: use only the first training rows.
+        seed: decides everything random.
+        precision: of training; "auto" is bf16 where the processor multiplies it natively.
+        save_seconds: seconds between checkpoints.
+        recipe: published settings by name, "adapler/agnews"; arguments that are given win over it.
+        columns: columns of the files by the names that the task expects, e.g. {"text": "sentence"}.
+        options: options of the method by name, e.g. {"pool": "mean"}.
+        from_scratch: create the model with random weights; `model` is then a family such as "bert".
+        tokenizer: of a model from scratch: whose tokenizer; learned from the training rows if left out.
+        vocabulary: of a model from scratch: tokens of the tokenizer that is learned, 8000 by default.
+        shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": "256"}.
+        force: replace what is in `out`.
+        report: receives the progress as keyword arguments.
+    """
+    given = {"task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length}
+    given = {name: value for name, value in {**given, "method": method}.items() if value is not None}
+    plan = recipes.load(recipe) if recipe else recipes.Recipe(method or "full")
+    plan = plan.override(given, options or {})
+    schedule = Schedule(
+        plan.epochs,
+        plan.batch_size,
+        plan.lr,
+        plan.warmup,
+        plan.weight_decay,
+        seed=seed,
+        precision=precision,
+        save_seconds=save_seconds,
+    )
+    request = TrainRequest(
+        model=str(model) if from_scratch else model_source(str(model)),
+        train=str(train),
+        out=str(out),
+        task=plan.task,
+        method=plan.method,
+        dev=None if dev is None else str(dev),
+        dev_split=dev_split,
+        init=None if init is None else str(init),
+        max_length=plan.max_length,
+        limit=limit,
+        columns=columns or {},
+        options=plan.options,
+        schedule=schedule,
+        new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
+    )
+    return run_training(request, force, report)
+
+
+def _new_model(
+    from_scratch: bool,
+    model: str,
+    init: str | Path | None,
+    tokenizer: str | Path | None,
+    vocabulary: int | None,
+    shape: Mapping[str, str] | None,
+) -> NewModel | None:
+    """Return how to create a model from scratch; refuse arguments that contradict each other."""
+    chosen = {"--tokenizer": tokenizer, "--vocabulary": vocabulary, "--shape": shape or None}
+    named = [flag for flag, value in chosen.items() if value is not None]
+    if named and (not from_scratch or is_model_configuration(model)):
+        given = f"{' and '.join(named)} for {model}, which is not created from a family's name"
+        raise OfframpError("a model from scratch", given, "add --from-scratch and name a family: --model bert")
+    if not from_scratch or is_model_configuration(model):  # a .json file is a model from scratch anyway
+        return None
+    if init is not None:
+        raise OfframpError("a model from scratch", f"--init {init}", "give --from-scratch or --init")
+    if tokenizer is not None and vocabulary is not None:
+        given = "both --tokenizer and --vocabulary"
+        raise OfframpError("a tokenizer for the new model", given, "give --vocabulary only where one is learned")
+    return NewModel(None if tokenizer is None else model_source(str(tokenizer)), vocabulary or 8000, dict(shape or {}))
+
+
 @dataclass(frozen=True)
 class Rows:
-    """What is trained and chosen on, and the task they define."""
+    """The rows to train on and to choose on, and the task that they define."""
 
     task: Task
     train: list[dict[str, Any]]
     dev: list[dict[str, Any]]
     dev_name: str
-    file_mark: str  # fingerprint of the whole training file, before any rows were held out
+    file_mark: str  # fingerprint of all rows of the training file, before any were held out
     labelled: bool = True  # the training rows; dev rows always are
 
 
 def rows_of(request: TrainRequest) -> Rows:
-    """All rows are checked as they stand in their files; only then some are held out, if there is no dev file."""
+    """Read and check all rows of the files; then hold some out, if there is no dev file."""
     kind, rows = tasks.get(request.task), reading.read_rows(request.train, columns=request.columns, limit=request.limit)
     if request.init and kind.target and not any(kind.target in row for row in rows):
         return _unlabelled(request, kind, rows)
@@ -98,11 +236,11 @@ def rows_of(request: TrainRequest) -> Rows:
 
 
 def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
-    """Rows to learn an earlier run's own answers on; the task is that run's."""
+    """Check rows without labels, on which the predictions of an earlier run are learned; the task is that run's."""
     task = folders.task_from_description(folders.read_description(request.init or ""))
     if not isinstance(task, kind) or request.dev is None:
-        what = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
-        raise OfframpError("to train without labels", what, "give labelled rows with --dev, and the task of --init")
+        given = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
+        raise OfframpError("to train without labels", given, "give labelled rows with --dev, and the task of --init")
     task.check_inputs(rows, request.train)
     dev = reading.read_rows(request.dev, columns=request.columns)
     task.check(dev, request.dev)
@@ -110,7 +248,7 @@ def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, An
 
 
 def run_training(request: TrainRequest, force: bool = False, report: Report = lambda **_: None) -> TrainedRun:
-    """Train a method and write its model folder; resumes if the same request was interrupted."""
+    """Train a method and write its run folder; a request that was interrupted is continued."""
     method = methods.get(request.method)
     options = methods.configure(method.options, dict(request.options), method.name)
     check_output_free(Path(request.out), force)
@@ -130,6 +268,7 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
             dev=len(rows.dev),
             cut=train_data.truncated_rows + dev_data.truncated_rows,
             max_length=model.max_length,
+            epochs=request.schedule.epochs,
         )
         trainer = Trainer(model.network, request.schedule, partial, score_for_training, report)
         progress = trainer.fit(stages, train_data, dev_data)
@@ -137,18 +276,23 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
         report(choosing=len(chosen_on.rows))
         points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
-            for noticed in points.warnings:
-                warnings.warn(noticed, stacklevel=2)
-            done = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
-            _publish(Path(request.out), partial, model, points, {**recipe, **done})
+            for warning in points.warnings:
+                warnings.warn(warning, stacklevel=2)
+            results = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
+            _publish(Path(request.out), partial, model, points, {**recipe, **results})
         trainer.accelerator.wait_for_everyone()
-    return TrainedRun(model, points, progress.log)
+    return TrainedRun(Path(request.out), model, points, progress.log)
 
 
 def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> LoadedRun:
-    """The network to train: from a pretrained model, from an earlier run's fine-tuned weights, or new."""
+    """Build the network to train: from a pretrained model, from an earlier run's weights, or from scratch."""
+    if request.new_model is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            created = _create(request.new_model, request, rows, Path(folder) / "model")
+            built = _build(replace(request, model=str(created), new_model=None), method, options, rows)
+        return replace(built, base_model=request.model)
     source, base = request.init or request.model, request.model
-    theirs = folders.read_description(request.init) if request.init else None
+    earlier = folders.read_description(request.init) if request.init else None
     if is_model_configuration(source):
         torch.manual_seed(request.schedule.seed)
         hf, tokenizer = build_translation_model(source, rows.task, rows.train)
@@ -157,34 +301,60 @@ def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> L
         folders.check_backbone(source)
         tokenizer = folders.load_tokenizer(source)
         task = rows.task.with_tokenizer(tokenizer)
-        if theirs is not None:
-            _same_answers(theirs, task, source)
-            base = theirs["base_model"]  # --model only names what the first run started from
+        if earlier is not None:
+            _check_same_task(earlier, task, source)
+            base = earlier["base_model"]  # --model only names what the first run started from
         torch.manual_seed(request.schedule.seed)
         hf, fresh = folders.load_backbone_and_missing(source, task, complete=request.init is not None)
         folders.check_tokenizer_size(tokenizer, hf, source)
     net = folders.build_network(hf, task, method, options, fresh)
     if request.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.reuse_added_modules(net, method, source)
-    longest = length_limit(tokenizer, net.encoder.positions, request.max_length)
+    longest = max_tokens(tokenizer, net.encoder.positions, request.max_length)
     return LoadedRun(net, tokenizer, method, options, longest, base)
 
 
+def _create(new: NewModel, request: TrainRequest, rows: Rows, folder: Path) -> Path:
+    """Write a model with random weights and its tokenizer to a folder."""
+    if new.tokenizer is not None:
+        tokenizer = folders.load_tokenizer(new.tokenizer)
+    else:
+        tokenizer = _learned_tokenizer(rows, new.vocabulary, request.train)
+    create_model(request.model, folder, tokenizer, new.shape, request.schedule.seed)
+    return folder
+
+
+def _learned_tokenizer(rows: Rows, vocabulary: int, source: str) -> PreTrainedTokenizerBase:
+    """Learn a tokenizer from the texts of the training rows."""
+    texts = list(_texts(rows))
+    if not texts:
+        raise OfframpError("texts to learn a tokenizer from", f"none in {source}", "give --tokenizer minilm")
+    return train_wordpiece_tokenizer(texts, vocabulary)
+
+
+def _texts(rows: Rows) -> Iterator[str]:
+    for row in rows.train:
+        for column in rows.task.input_columns:
+            value = row.get(column)
+            yield from [value] if isinstance(value, str) else value or []
+
+
 def _stages(request: TrainRequest, model: LoadedRun) -> list[Stage]:
-    """What is left to train: not the fine-tuning an earlier run did, nor off-ramps without a parameter of their own."""
+    """Return the stages to train: without the fine-tuning an earlier run did, and without exits that need none."""
     stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
-    theirs = folders.read_description(request.init) if request.init else None
-    return [stage for stage in stages if theirs is None or not stage.is_done_in(theirs)] or stages
+    earlier = folders.read_description(request.init) if request.init else None
+    return [stage for stage in stages if earlier is None or not stage.is_done_in(earlier)] or stages
 
 
-def _same_answers(about: Mapping[str, Any], task: Task, run: str) -> None:
-    theirs, mine = about["task"], {"name": task.name, **task.to_json()}
+def _check_same_task(about: Mapping[str, Any], task: Task, run: str) -> None:
+    """Refuse to start from a run of another task or other labels, or one whose full model was never trained."""
+    trained, wanted = about["task"], {"name": task.name, **task.to_json()}
     if not methods.get(about["method"]).hf_equal:
         given = f"{run}, a run of {about['method']!r}, whose full model was never trained"
         raise OfframpError("to start from an earlier run", given, "give a run of another method, e.g. full")
-    odd = [key for key in mine if theirs.get(key) != mine[key]]
-    if odd:
-        listed = "; ".join(f"{key} {str(theirs.get(key))[:200]}, here {str(mine[key])[:200]}" for key in odd)
+    differing = [key for key in wanted if trained.get(key) != wanted[key]]
+    if differing:
+        listed = "; ".join(f"{key} {str(trained.get(key))[:200]}, here {str(wanted[key])[:200]}" for key in differing)
         raise OfframpError(
             "to start from an earlier run",
             f"{run}, which was trained for other answers: {listed}",
@@ -199,16 +369,18 @@ def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
 
 
 def _recipe(request: TrainRequest, rows: Rows) -> dict[str, Any]:
-    made = asdict(replace(request, columns=dict(request.columns), options=dict(request.options)))
-    made["schedule"].pop("save_seconds")
-    made.pop("out")
+    recipe = asdict(replace(request, columns=dict(request.columns), options=dict(request.options)))
+    recipe["schedule"].pop("save_seconds")  # neither changes the result
+    recipe.pop("out")
+    if request.new_model is None:
+        recipe.pop("new_model")
     train, dev = reading.fingerprint(request.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
-    return {**made, **marks, "offramp": __version__}
+    return {**recipe, **marks, "offramp": __version__}
 
 
 def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
-    """The finished folder takes its place in one step; only then does the unfinished one go."""
+    """Write the finished folder, which takes its place in one step; then remove the unfinished one."""
     with atomic_replace(out) as fresh:
         folders.save_run(fresh, model)
         operating.save_points(fresh, points)

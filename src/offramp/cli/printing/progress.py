@@ -20,7 +20,7 @@ from offramp.cli.printing.console import err, print_note
 from offramp.utils.progress import progress_listener
 
 if TYPE_CHECKING:
-    from offramp.calibration.length_search import SearchPlan, SearchProgress
+    from offramp.calibration.length_search import SearchProgress
     from offramp.commands.compare import ComparisonProgress
     from offramp.inference.operating_points import OperatingPoint
 
@@ -77,8 +77,8 @@ def predictions_on_screen(output: str | None) -> bool:
 class TrainingDisplay:
     """A bar for each stage with loss and time left, and a line for each epoch; only the first process prints."""
 
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+    def __init__(self) -> None:
+        self.epochs = 1  # of each stage, reported with the rows
         self.first_process = int(os.environ.get("RANK", "0")) == 0
         counts = (TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())
         loss = TextColumn("loss {task.fields[loss]:.4f}")
@@ -115,6 +115,7 @@ class TrainingDisplay:
             self.close()
             print_note(f"choosing operating points on {news['choosing']} rows")
         else:
+            self.epochs = news["epochs"]
             cut = f", {news['cut']} truncated to {news['max_length']} tokens" if news["cut"] else ""
             print_note(f"{news['rows']} rows to train on, {news['dev']} to choose on{cut}")
 
@@ -176,13 +177,13 @@ class LiveView:
 class SearchDisplay(LiveView):
     """How far a search over lengths is, and its best points as they are found; elsewhere a line for each iteration."""
 
-    def __init__(self, plan: SearchPlan) -> None:
+    def __init__(self, iterations: int) -> None:
         super().__init__(refresh_per_second=4, transient=True)
-        self.plan = plan
+        self.iterations = iterations
 
     def searching(self, news: SearchProgress) -> None:
         """Show the state of the search after a configuration was tried."""
-        state = f"iteration {news.iteration} of {self.plan.iterations}, {news.left} to try; {len(news.found)} tried"
+        state = f"iteration {news.iteration} of {self.iterations}, {news.left} to try; {len(news.found)} tried"
         shares = f"from {news.best[0].mac_share:.3f} to {news.best[-1].mac_share:.3f}"
         line = f"{state}, {len(news.best)} on the front {shares}"
         if err.is_terminal:

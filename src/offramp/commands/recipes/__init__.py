@@ -1,9 +1,9 @@
 """Published hyperparameters, one YAML file each, `<method>/<data set>.yaml`; the folders are the list.
 
-A recipe says what `offramp train` would otherwise be told by flags; whatever is said on the command line wins. Numbers
-are those of the papers or their code, found for BERT-base and their data: a starting point elsewhere. `--epochs` counts
-each stage of a method; where a paper gives its stages different lengths, the recipe says so in a comment. TR-BERT's
-RACE has none, because there is no task of multiple choice.
+A recipe holds values for options of `offramp train`; options on the command line win over it. The numbers are those of
+the papers or their code, found for BERT-base and their data: a starting point elsewhere. `epochs` counts each stage of
+a method; where a paper gives its stages different lengths, the recipe says so in a comment. TR-BERT's RACE has no
+recipe, because there is no task of multiple choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offramp.errors import OfframpError
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; the defaults are those of the command."""
+    """Values for options of `offramp train`; the defaults are those of the command."""
 
     method: str
     task: str = "classification"
@@ -32,26 +32,29 @@ class Recipe:
     max_length: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def told(self, flags: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
-        """The recipe with what somebody said explicitly: fields by name, and the method's options. A pair shares one
-        `head_lr`, and one paper's does not suit what the other method adds: its default stands unless it is said."""
-        method = str(flags.get("method", self.method))
+    def override(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values for some fields and some options of the method.
+
+        The method may become a pair that the recipe's method is part of. A pair has one `head_lr` for both methods, and
+        the paper's does not suit what the other method adds: the default stays unless an option gives another.
+        """
+        method = str(fields.get("method", self.method))
         if self.method not in method.split("+"):
             fix = "leave --method out, or choose a recipe of that method"
             raise OfframpError(f"the method {method!r}", f"a recipe of {self.method!r}", fix)
-        own = {name: value for name, value in self.options.items() if "+" not in method or name != "head_lr"}
-        return replace(self, **flags, options={**own, **options})
+        kept = {name: value for name, value in self.options.items() if "+" not in method or name != "head_lr"}
+        return replace(self, **fields, options={**kept, **options})
 
 
 def names() -> list[str]:
-    """The recipes there are."""
+    """Return the names of all recipes."""
     folders = (folder for folder in files(__name__).iterdir() if folder.is_dir())
     found = [(f.name, file.name) for f in folders for file in f.iterdir() if file.name.endswith(".yaml")]
     return sorted(f"{method}/{file.removesuffix('.yaml')}" for method, file in found)
 
 
 def load(name: str) -> Recipe:
-    """A recipe by name; an unknown one is answered with those there are."""
+    """Return a recipe by name; an unknown name is refused with the known ones."""
     if name not in names():
         method = name.split("/")[0]
         fix = ", ".join(n for n in names() if n.split("/")[0] == method) or ", ".join(names())
@@ -61,11 +64,11 @@ def load(name: str) -> Recipe:
 
 
 def parse(text: str, method: str) -> Recipe:
-    """A recipe from its file, for the method of its folder."""
-    said = yaml.safe_load(text) or {}
+    """Return a recipe from the text of its file, for the method of its folder."""
+    content = yaml.safe_load(text) or {}
     known = {f.name for f in fields(Recipe)} - {"method"}
-    odd = set(said) - known
-    if odd:
-        given, fix = f"unknown entries: {', '.join(sorted(odd))}", f"known: {', '.join(sorted(known))}"
+    unknown = set(content) - known
+    if unknown:
+        given, fix = f"unknown entries: {', '.join(sorted(unknown))}", f"known: {', '.join(sorted(known))}"
         raise OfframpError("a recipe", given, fix)
-    return Recipe(method, **said)
+    return Recipe(method, **content)

@@ -1,31 +1,22 @@
-"""`offramp bench` and `--latency`, by exit code and output."""
+"""`offramp bench` and `offramp calibrate --latency`, by exit code and output."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests import runs
-from tests.test_cli import Call, call, rows
-
-__all__ = ["call"]  # the fixture of the other commands' tests
-
-
-@pytest.fixture
-def own(trained: Path, tmp_path: Path) -> Path:
-    """A run that a test may change."""
-    return Path(shutil.copytree(trained, tmp_path / "own"))
+from tests import factories
+from tests.cli.calls import Call, write_rows
 
 
 def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
-    data = rows("test.jsonl", runs.rows("classification", 10, 6))
+    data = write_rows("test.jsonl", factories.labelled_rows("classification", 10, 6))
     who = ("--budgets", "0.5,default", "--engines", "torch", "--against", "hf", "--precisions", "fp32")
     how = ("--batch-sizes", "1,4", "--rounds", 1, "--no-memory", "--threads", 1, "--rows", 8)
-    said = call("bench", trained, "--data", data, *who, *how, "--json", "b.json", "--png", "b.png")
-    assert said.code == 0 and "offramp torch" in said.out and "hf-sdpa" in said.out and "realised" in said.out
+    result = call("bench", trained, "--data", data, *who, *how, "--json", "b.json", "--png", "b.png")
+    assert result.code == 0 and "offramp torch" in result.out and "hf-sdpa" in result.out and "realised" in result.out
     made = json.loads(Path("b.json").read_text())
     assert made["row_count"] == 8 and made["command"].startswith("offramp bench") and made["threads"] == 1
     assert {entry["budget"] for entry in made["rows"]} == {1.0, 0.5, "default", None}  # the full model is always there
@@ -42,18 +33,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_refused(call: Call, trained: Path, what: str) -> None:
+def test_bench_refuses_bad_input(call: Call, trained: Path, what: str) -> None:
     words, part = BAD[what]
-    data = rows("test.jsonl", runs.rows("classification", 4, 6))
-    said = call("bench", trained, "--data", data, *words, "--json", "b.json")
-    assert said.code == 2 and part in said.err and not Path("b.json").exists()
+    data = write_rows("test.jsonl", factories.labelled_rows("classification", 4, 6))
+    result = call("bench", trained, "--data", data, *words, "--json", "b.json")
+    assert result.code == 2 and part in result.err and not Path("b.json").exists()
 
 
-def test_a_latency_is_found_kept_and_used(call: Call, own: Path) -> None:
-    data = rows("new.jsonl", runs.rows("classification", 20, 7))
+def test_calibrate_finds_a_latency_that_eval_and_predict_use(call: Call, own: Path) -> None:
+    data = write_rows("new.jsonl", factories.labelled_rows("classification", 20, 7))
     torch = ("--engine", "torch")
-    said = call("calibrate", own, "--data", data, "--latency", "10s", "--percentile", 90, *torch)
-    assert said.code == 0 and "90 % of single answers within 10000ms on torch fp32" in said.out
+    result = call("calibrate", own, "--data", data, "--latency", "10s", "--percentile", 90, *torch)
+    assert result.code == 0 and "90 % of single answers within 10000ms on torch fp32" in result.out
     (timed,) = json.loads((own / "points.json").read_text())["latencies"]
     assert timed["percentile"] == 90 and 0 < timed["measured"] <= 10000 and (own / "latency.json").is_file()
     assert call("eval", own, "--data", data, "--latency", "10s", *torch).code == 0
@@ -74,7 +65,8 @@ def test_a_latency_is_found_kept_and_used(call: Call, own: Path) -> None:
         (["--risk", "0.2", "--precision", "bf16"], "without --latency"),
     ],
 )
-def test_latencies_that_cannot_be(call: Call, own: Path, words: list[str], part: str) -> None:
-    data, before = rows("new.jsonl", runs.rows("classification", 12, 7)), (own / "points.json").read_text()
-    said = call("calibrate", own, "--data", data, *words)
-    assert said.code == 2 and part in said.err and (own / "points.json").read_text() == before
+def test_calibrate_refuses_latencies_that_cannot_be_met(call: Call, own: Path, words: list[str], part: str) -> None:
+    data = write_rows("new.jsonl", factories.labelled_rows("classification", 12, 7))
+    before = (own / "points.json").read_text()
+    result = call("calibrate", own, "--data", data, *words)
+    assert result.code == 2 and part in result.err and (own / "points.json").read_text() == before

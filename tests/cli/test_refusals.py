@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests import runs
-from tests.test_cli import Call, call, rows, training
-
-__all__ = ["call"]  # the fixture of the other commands' tests
+from tests import factories
+from tests.cli.calls import Call, train_words, write_rows
 
 # what is wrong → options of `train` (a string is the content of the training file), and what the message must say
 BAD_TRAINING: dict[str, tuple[dict[str, Any] | bytes, list[str]]] = {
@@ -55,25 +53,25 @@ def test_bad_training_input(call: Call, base: str, what: str) -> None:
     if isinstance(options, bytes):
         Path("rows.jsonl").write_bytes(options)
         options = {"train": "rows.jsonl"}
-    said = call(*training(base, **options))
-    assert said.code == 2 and said.out == ""
-    assert all(word in said.err for word in expected), said.err
-    assert said.err.count("offramp: ") <= 1 and said.err.count("\n") <= 6, "one message"
+    result = call(*train_words(base, **options))
+    assert result.code == 2 and result.out == ""
+    assert all(word in result.err for word in expected), result.err
+    assert result.err.count("offramp: ") <= 1 and result.err.count("\n") <= 6, "one message"
     assert not Path("run").exists() and not Path("run.partial").exists()
 
 
 def test_a_label_in_dev_that_train_lacks(call: Call, base: str) -> None:
-    rows("dev.jsonl", [{"text": "a film", "label": "good"}, {"text": "a film", "label": "ugly"}])
-    said = call(*training(base, dev="dev.jsonl"))
-    assert said.code == 2 and all(word in said.err for word in ("dev.jsonl", "row 2", "'ugly'", "'bad', 'good'"))
+    write_rows("dev.jsonl", [{"text": "a film", "label": "good"}, {"text": "a film", "label": "ugly"}])
+    result = call(*train_words(base, dev="dev.jsonl"))
+    assert result.code == 2 and all(word in result.err for word in ("dev.jsonl", "row 2", "'ugly'", "'bad', 'good'"))
 
 
 def test_a_method_that_does_not_fit_the_task_names_those_that_do(call: Call, base: str) -> None:
-    rows("numbers.jsonl", runs.rows("regression", 8))
+    write_rows("numbers.jsonl", factories.labelled_rows("regression", 8))
     for method in ("branchynet", "deebert", "fastbert", "shallow_deep"):
-        said = call(*training(base, task="regression", method=method, train="numbers.jsonl"))
-        assert said.code == 2 and all(word in said.err for word in (f"'{method}'", "'regression'", "full"))
-        offered = said.err.split("use one of: ")[1]
+        result = call(*train_words(base, task="regression", method=method, train="numbers.jsonl"))
+        assert result.code == 2 and all(word in result.err for word in (f"'{method}'", "'regression'", "full"))
+        offered = result.err.split("use one of: ")[1]
         assert "berxit" in offered and "pabee" in offered and method not in offered
 
 
@@ -100,17 +98,17 @@ BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
 def test_bad_evaluation_input(call: Call, trained: Path, what: str) -> None:
     words, expected = BAD_EVALUATION[what]
     Path("gpt").mkdir()
-    rows("rows.jsonl", runs.rows("classification", 4))
-    rows("plain.jsonl", [{"text": "a film"}])
-    rows("ugly.jsonl", [{"text": "a film", "label": "ugly"}])
-    said = call("eval", *(str(trained) if word == "RUN" else word for word in words))
-    assert said.code == 2 and all(word in said.err for word in expected), said.err
+    write_rows("rows.jsonl", factories.labelled_rows("classification", 4))
+    write_rows("plain.jsonl", [{"text": "a film"}])
+    write_rows("ugly.jsonl", [{"text": "a film", "label": "ugly"}])
+    result = call("eval", *(str(trained) if word == "RUN" else word for word in words))
+    assert result.code == 2 and all(word in result.err for word in expected), result.err
 
 
 def test_bad_prediction_and_info_input(call: Call, trained: Path) -> None:
-    rows("empty-text.jsonl", [{"text": "fine"}, {"text": ""}])
-    said = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl")
-    assert said.code == 2 and "row 2: 'text' is empty" in said.err and not Path("answers.jsonl").exists()
+    write_rows("empty-text.jsonl", [{"text": "fine"}, {"text": ""}])
+    result = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl")
+    assert result.code == 2 and "row 2: 'text' is empty" in result.err and not Path("answers.jsonl").exists()
     assert call("predict", trained, "--input", "empty-text.jsonl", "--budget", "2").code == 2
     assert call("predict", "nowhere", "--input", "empty-text.jsonl").code == 2
     assert "offramp info RUN" in call("info").err

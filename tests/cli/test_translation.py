@@ -14,30 +14,28 @@ import transformers
 
 import offramp
 from offramp.inference.run_folder import load_run
-from tests import runs, speaking
-from tests.test_cli import Call, call
-
-__all__ = ["call"]  # the fixture of the other commands' tests
+from tests import factories
+from tests.cli.calls import Call
 
 
 def test_a_copy_task_is_learned_and_most_words_leave_early(translation_run: Path) -> None:
     points = json.loads((translation_run / "points.json").read_text())
     assert points["metric"] == "bleu" and points["scale"] == 100.0 and points["points"][-1]["score"] > 95.0
     model = offramp.load(translation_run)
-    rows = speaking.rows(50, seed=7)
-    said = model.predict([row["src"] for row in rows])
-    assert np.mean([one["text"] == row["tgt"] for one, row in zip(said, rows, strict=True)]) > 0.9
-    exits = [block for one in said for block in one["exits"]]
+    rows = factories.translation_rows(50, seed=7)
+    result = model.predict([row["src"] for row in rows])
+    assert np.mean([one["text"] == row["tgt"] for one, row in zip(result, rows, strict=True)]) > 0.9
+    exits = [block for one in result for block in one["exits"]]
     assert np.mean([block == 1 for block in exits]) > 0.8, "most words leave after the first of three blocks"
     full = model.predict([row["src"] for row in rows], budget=1.0)
     assert {one["exit_layer"] for one in full} == {3}
-    assert sum(one["macs"] for one in said) < 0.75 * sum(one["macs"] for one in full)
+    assert sum(one["macs"] for one in result) < 0.75 * sum(one["macs"] for one in full)
 
 
 def test_plain_transformers_opens_the_folder_and_gives_the_full_model(translation_run: Path) -> None:
     model = transformers.MarianMTModel.from_pretrained(translation_run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(translation_run)
-    texts = [row["src"] for row in speaking.rows(10, seed=8)]
+    texts = [row["src"] for row in factories.translation_rows(10, seed=8)]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     theirs = tokenizer.batch_decode(model.eval().generate(**batch, max_new_tokens=20), skip_special_tokens=True)
     ours = offramp.load(translation_run).predict(texts, budget=1.0)
@@ -45,7 +43,7 @@ def test_plain_transformers_opens_the_folder_and_gives_the_full_model(translatio
 
 
 def test_save_and_load_change_nothing_and_batches_change_nothing(translation_run: Path) -> None:
-    texts = [row["src"] for row in speaking.rows(20, seed=9)]
+    texts = [row["src"] for row in factories.translation_rows(20, seed=9)]
     one, other = offramp.load(translation_run), offramp.load(translation_run)
     together = one.predict(texts, batch_size=20)
     assert other.predict(texts, batch_size=1) == together
@@ -56,24 +54,24 @@ def test_save_and_load_change_nothing_and_batches_change_nothing(translation_run
 
 def test_round_trip(call: Call, translation_run: Path) -> None:
     shutil.copytree(translation_run, "run")
-    data = runs.jsonl(Path("new.jsonl"), speaking.rows(30, seed=3))
-    said = call("calibrate", "run", "--data", data)
-    assert said.code == 0 and "bleu" in said.out
-    said = call("eval", "run", "--data", data, "--budget", 0.9, "--json", "cell.json")
+    data = factories.write_jsonl(Path("new.jsonl"), factories.translation_rows(30, seed=3))
+    result = call("calibrate", "run", "--data", data)
+    assert result.code == 0 and "bleu" in result.out
+    result = call("eval", "run", "--data", data, "--budget", 0.9, "--json", "cell.json")
     cell = json.loads(Path("cell.json").read_text())
-    assert said.code == 0 and cell["metrics"]["bleu"] > 80 and cell["macs"]["share_of_full"] < 1
+    assert result.code == 0 and cell["metrics"]["bleu"] > 80 and cell["macs"]["share_of_full"] < 1
     assert call("eval", "run", "--data", data, "--set", "depth=2", "--set", "beams=3", "--json", "cell.json").code == 0
     assert json.loads(Path("cell.json").read_text())["mean_exit_layer"] == 2.0
     Path("lines.txt").write_text("a b c\nd e\nf f f f\n")
-    assert call("predict", "run", "--input", "lines.txt", "--output", "said.txt").code == 0
-    lines = Path("said.txt").read_text().splitlines()
+    assert call("predict", "run", "--input", "lines.txt", "--output", "result.txt").code == 0
+    lines = Path("result.txt").read_text().splitlines()
     answers = [json.loads(line) for line in call("predict", "run", "--input", "lines.txt").out.splitlines()]
     assert [answer["text"] for answer in answers] == lines and len(lines) == 3 and lines[0][0] == "a"
     assert set(answers[0]) == {"text", "pieces", "exits", "exit_layer", "tokens_kept", "macs"}
     refused = call("calibrate", "run", "--data", data, "--risk", 0.1)
     assert refused.code == 2 and "translation" in refused.err
     refused = call("calibrate", "run", "--data", data, "--latency", "5ms")
-    assert refused.code == 2 and "how much is said" in refused.err
+    assert refused.code == 2 and "translation" in refused.err
     refused = call("bench", "run", "--data", data, "--against", "hf", "--no-memory")
     assert refused.code == 2 and "translation" in refused.err
     assert call("info", "run").code == 0
@@ -81,8 +79,8 @@ def test_round_trip(call: Call, translation_run: Path) -> None:
 
 def training(folder: Path, **options: Any) -> list[str]:
     given = {
-        "model": speaking.configuration(folder),
-        "train": runs.jsonl(folder / "train.jsonl", speaking.rows(24)),
+        "model": factories.translation_config(folder),
+        "train": factories.write_jsonl(folder / "train.jsonl", factories.translation_rows(24)),
         "task": "translation",
         "out": "run",
         "epochs": 1,
@@ -93,12 +91,12 @@ def training(folder: Path, **options: Any) -> list[str]:
 
 def test_full_and_init(call: Call, tmp_path: Path) -> None:
     assert call(*training(tmp_path, method="full")).code == 0
-    said = call(*training(tmp_path, method="depth_adaptive", init="run", out="deep", set="form=sequence"))
-    assert said.code == 0 and "aligned, epoch 1" in said.err  # a plain model knows its last exit only
-    assert "exits and halting, epoch 1" in said.err
+    result = call(*training(tmp_path, method="depth_adaptive", init="run", out="deep", set="form=sequence"))
+    assert result.code == 0 and "aligned, epoch 1" in result.err  # a plain model knows its last exit only
+    assert "exits and halting, epoch 1" in result.err
     assert json.loads(Path("deep/offramp.json").read_text())["options"]["form"] == "sequence"
-    said = call(*training(tmp_path, method="depth_adaptive", init="deep", out="more", set="form=sequence"))
-    assert said.code == 0 and "exits and halting, epoch 1" in said.err and "aligned" not in said.err
+    result = call(*training(tmp_path, method="depth_adaptive", init="deep", out="more", set="form=sequence"))
+    assert result.code == 0 and "exits and halting, epoch 1" in result.err and "aligned" not in result.err
 
 
 BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -110,7 +108,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no such file": ({"model": "none.json"}, ["none.json", "no such file"]),
     "no model type": ({"model": '{"d_model": 8}'}, ["model_type"]),
     "an encoder": ({"model": '{"model_type": "bert"}'}, ["model.json"]),
-    "a wrong shape": ({"model": json.dumps({**speaking.SHAPE, "d_model": 30})}, ["model.json"]),
+    "a wrong shape": ({"model": json.dumps({**factories.TRANSLATION_SHAPE, "d_model": 30})}, ["model.json"]),
 }
 
 
@@ -123,9 +121,9 @@ def test_bad_input(call: Call, tmp_path: Path, what: str) -> None:
             Path(file).write_text(options[name])
             options[name] = file
     if options.get("task") == "classification":
-        options["train"] = runs.jsonl(tmp_path / "rows.jsonl", runs.rows("classification", 8))
-    said = call(*training(tmp_path, **options))
-    assert said.code == 2 and all(word in said.err for word in expected), said.err
+        options["train"] = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows("classification", 8))
+    result = call(*training(tmp_path, **options))
+    assert result.code == 2 and all(word in result.err for word in expected), result.err
 
 
 def test_a_vocabulary_the_model_cannot_say(call: Call, translation_run: Path, tmp_path: Path) -> None:
@@ -133,18 +131,20 @@ def test_a_vocabulary_the_model_cannot_say(call: Call, translation_run: Path, tm
     tokenizer = transformers.AutoTokenizer.from_pretrained("model")
     tokenizer.add_tokens([f"piece{number}" for number in range(200)])
     tokenizer.save_pretrained("model")
-    said = call(*training(tmp_path, model="model", method="full"))
-    assert said.code == 2 and "a tokenizer of" in said.err and "can say" in said.err
+    result = call(*training(tmp_path, model="model", method="full"))
+    assert result.code == 2 and "a tokenizer of" in result.err and "can say" in result.err
 
 
 def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, translation_run: Path) -> None:
     Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
-    said = call("predict", translation_run, "--input", "lines.txt")
-    assert said.code == 2 and "lines.txt" in said.err and "row 2" in said.err and "takes 24" in said.err
+    result = call("predict", translation_run, "--input", "lines.txt")
+    assert result.code == 2 and "lines.txt" in result.err and "row 2" in result.err and "takes 24" in result.err
 
 
 def test_a_compiled_encoder_says_the_same(translation_run: Path) -> None:
     """What `engine="auto"` picks on a CPU."""
-    texts = [row["src"] for row in speaking.rows(12, seed=9)]
-    compiled, eager = offramp.load(translation_run, engine="openvino"), offramp.load(translation_run)
-    assert compiled.predict(texts) == compiled.predict(texts, batch_size=1) == eager.predict(texts)
+    texts = [row["src"] for row in factories.translation_rows(12, seed=9)]
+    compiled = offramp.load(translation_run, engine="openvino")
+    assert (
+        compiled.predict(texts) == compiled.predict(texts, batch_size=1) == offramp.load(translation_run).predict(texts)
+    )

@@ -1,0 +1,67 @@
+"""`train(from_scratch=True)`: random weights of a family, a tokenizer of its own or another model's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from offramp.commands.train import TrainedRun, train
+from offramp.data.tokenizer_training import train_wordpiece_tokenizer
+from offramp.errors import OfframpError
+from offramp.inference.new_model import create_model
+from tests import factories
+
+SHAPE = {"hidden_size": "32", "num_attention_heads": "4", "intermediate_size": "48", "num_hidden_layers": "2",
+         "max_position_embeddings": "64"}  # fmt: skip
+
+
+def train_tiny(folder: Path, kind: str = "masked_lm", **more: Any) -> TrainedRun:
+    """Train a tiny BERT from scratch for one epoch on rows of a kind, in `folder/run` unless `out` is given."""
+    rows = factories.write_jsonl(folder / "train.jsonl", factories.labelled_rows(kind, 40))
+    given = {"model": "bert", "from_scratch": True, "out": folder / "run", "task": kind, "shape": SHAPE, **more}
+    return train(train=rows, epochs=1, batch_size=8, **given)
+
+
+def test_a_tokenizer_is_learned_from_the_training_rows(tmp_path: Path) -> None:
+    trained = train_tiny(tmp_path, vocabulary=150)
+    assert len(trained.model.tokenizer) <= 150 and trained.model.base_model == "bert"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["hidden_size"] == 32
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert recipe["model"] == "bert"
+    assert recipe["new_model"] == {"tokenizer": None, "vocabulary": 150, "shape": SHAPE}
+
+
+def test_another_models_tokenizer_is_taken(base: str, tmp_path: Path) -> None:
+    trained = train_tiny(tmp_path, "classification", tokenizer=base, method="deebert")
+    assert trained.model.tokenizer.get_vocab() == factories.wordpiece_tokenizer().get_vocab()
+
+
+def test_weights_are_those_of_a_model_created_with_the_same_seed(tmp_path: Path) -> None:
+    trained = train_tiny(tmp_path, vocabulary=150, seed=3, lr=1e-12)
+    texts = [row["text"] for row in factories.labelled_rows("masked_lm", 40)]
+    assert len(train_wordpiece_tokenizer(texts, 150)) == len(trained.model.tokenizer)
+    created = create_model("bert", tmp_path / "new", trained.model.tokenizer, SHAPE, 3)
+    before, after = (m.base_model.embeddings.word_embeddings.weight for m in (created, trained.model.network.hf))
+    assert torch.allclose(before, after, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"model": "gpt2"}, "'gpt2'"),
+        ({"init": "runs/other"}, "--init runs/other"),
+        ({"tokenizer": "minilm", "vocabulary": 200}, "both --tokenizer and --vocabulary"),
+        ({"from_scratch": False}, "--shape"),
+        ({"from_scratch": False, "shape": None, "tokenizer": "minilm"}, "--tokenizer"),
+        ({"shape": {"hidden": "3"}}, "no such entry"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
+    with pytest.raises(OfframpError, match=match):
+        train_tiny(tmp_path, **given)
+    assert not (tmp_path / "run").exists()
