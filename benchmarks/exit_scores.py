@@ -25,7 +25,7 @@ def scores(run: str, source: str) -> dict[str, Any]:
     """The task's metric after every layer that has an exit."""
     predictor, rows = Predictor.load(run, "torch"), read_rows(source)
     network, task = predictor.network, predictor.task
-    task.check(rows, source)
+    task.check_rows(rows, source)
     data = Data(rows, predictor.prepare(rows, source))
     said = record_exits(network, data).logits
     per_token = network.per_token

@@ -78,7 +78,7 @@ class UniformExitPolicy(Policy):
     def __init__(self, depth: int, seed: int = 0) -> None:
         self.depth, self.generator = depth, torch.Generator().manual_seed(seed)
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         return torch.randint(1, self.depth + 1, (len(states),), generator=self.generator) if block == 1 else None
 
 
@@ -86,7 +86,7 @@ def prepare_data(predictor: Predictor, rows: Sequence[Row], source: str) -> Data
     """Check and encode labelled rows for a translation model."""
     if predictor.network.decoder is None:
         raise OfframpError("a translation model", f"a run for {predictor.task.name}", "give one of translation")
-    predictor.task.check(rows, source)
+    predictor.task.check_rows(rows, source)
     return Data(rows, predictor.prepare(rows, source))
 
 

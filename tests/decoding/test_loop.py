@@ -36,7 +36,7 @@ def plain_network(backbone: str, seed: int = 0) -> Network:
 class DepthByState(Policy):
     """The depth of a token follows from its own state, so that it is the same alone and in a batch."""
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         return torch.where((states[:, 0] * 40).long() % 3 == 0, block, 4)
 
 
@@ -50,7 +50,7 @@ class DepthBySource(Policy):
 class DepthByLogits(Policy):
     """The depth of a token follows from the vocabulary scores after every block."""
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         return torch.where(logits().argmax(1) % 2 == 0, block, 4)
 
 
@@ -62,7 +62,7 @@ class FirstTokenShallow(Policy):
     def __init__(self) -> None:
         self.calls = 0
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         self.calls += 1
         return torch.full((len(states),), 1 if self.calls == 1 else 4)
 

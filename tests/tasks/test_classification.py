@@ -79,7 +79,7 @@ def test_a_missing_column_names_those_found() -> None:
 def test_pairs() -> None:
     pairs = [{"text_a": "a film", "text_b": "good", "label": label} for label in (0, 1)]
     task = ClassificationTask.from_rows(pairs, "train.csv")
-    assert task.texts == ClassificationTask.columns(pairs) == ("text_a", "text_b")
+    assert task.texts == ClassificationTask.columns_for(pairs) == ("text_a", "text_b")
     assert task.encode(wordpiece(), pairs, 16)[0].types == [0, 0, 0, 0, 1, 1]
     with pytest.raises(OfframpError, match="row 2: 'text_b' is empty"):
         task.check_inputs([pairs[0], {"text_a": "x", "text_b": ""}], "in.jsonl")
@@ -90,16 +90,16 @@ def test_pairs() -> None:
 def test_another_split_is_checked_against_training() -> None:
     task = ClassificationTask.from_rows(rows("a", "b"), "train.csv")
     with pytest.raises(OfframpError, match="row 2: the label 'c', which the training rows lack; they have 'a', 'b'"):
-        task.check(rows("a", "c"), "dev.csv")
+        task.check_rows(rows("a", "c"), "dev.csv")
     with pytest.raises(OfframpError, match="'label' is missing"):
-        task.check([{"text": "x"}], "dev.csv")
+        task.check_rows([{"text": "x"}], "dev.csv")
     with pytest.raises(OfframpError, match="which the training rows lack"):
-        task.check(rows(["a"]), "dev.csv")
+        task.check_rows(rows(["a"]), "dev.csv")
 
 
 def test_a_table_may_say_in_text_what_json_says_in_numbers() -> None:
     task = ClassificationTask.from_rows(rows(0, 1), "train.jsonl")
-    task.check(rows("1", "0"), "dev.csv")
+    task.check_rows(rows("1", "0"), "dev.csv")
     assert task.metrics(rows("1", "0"), [{"label": 1}, {"label": 1}])["accuracy"] == 0.5
 
 

@@ -54,7 +54,7 @@ def test_a_task_is_a_frozen_dataclass_that_survives_json(name: str) -> None:
     assert again == task and again.outputs == task.outputs
     with pytest.raises(dataclasses.FrozenInstanceError):
         task.anything = 1
-    task.check(ROWS[name], "dev.jsonl")
+    task.check_rows(ROWS[name], "dev.jsonl")
     task.check_inputs(ROWS[name], "input.jsonl")
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from offramp.errors import OfframpError
-from offramp.tasks._squad import normalise, score
-from offramp.tasks.question_answering import QuestionAnsweringTask
+from offramp.tasks.question_answering import QuestionAnsweringTask, normalise_answer, squad_score
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 CONTEXT = (
@@ -162,8 +161,8 @@ def test_loss_is_a_choice_among_the_tokens_of_each_row() -> None:
     ],
 )
 def test_squad_scores(said: str, accepted: list[str], exact: float, f1: float) -> None:
-    assert score(said, accepted) == (exact, pytest.approx(f1))
+    assert squad_score(said, accepted) == (exact, pytest.approx(f1))
 
 
 def test_squad_normalisation() -> None:
-    assert normalise("  An Apple, a  day—the U.S.A. ") == "apple day— usa"
+    assert normalise_answer("  An Apple, a  day—the U.S.A. ") == "apple day— usa"

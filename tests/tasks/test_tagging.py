@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from offramp.errors import OfframpError
-from offramp.tasks._entities import entities, entity_f1
-from offramp.tasks.tagging import TaggingTask
+from offramp.tasks.tagging import TaggingTask, entities, entity_f1
 from tests.tiny_tokenizers import bytelevel, wordpiece
 
 ROWS = [
@@ -70,7 +69,7 @@ def test_rows_that_do_not_fit(change: dict[str, Any], said: str) -> None:
 def test_other_splits() -> None:
     task = TaggingTask.from_rows(ROWS, "train.jsonl")
     with pytest.raises(OfframpError, match="row 1: the tag 'B-LOC', which the training rows lack"):
-        task.check([{"tokens": ["a"], "tags": ["B-LOC"]}], "dev.jsonl")
+        task.check_rows([{"tokens": ["a"], "tags": ["B-LOC"]}], "dev.jsonl")
     task.check_inputs([{"tokens": ["a"]}], "in.jsonl")
     with pytest.raises(OfframpError, match="one tag only: O"):
         TaggingTask.from_rows([{"tokens": ["a"], "tags": ["O"]}], "train.jsonl")

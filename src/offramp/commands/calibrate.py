@@ -109,7 +109,7 @@ def calibrate_run(
 ) -> OperatingPoints:
     """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped."""
     predictor = Predictor(folders.load_run(run))  # its old points may be another model's
-    predictor.task.check(rows, source)
+    predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
         check_task_has_risk(predictor.task)
@@ -153,7 +153,7 @@ def search_run(
     """Search a run's lengths (and exits) and write its points.json; guarantees of the old points are dropped."""
     predictor = Predictor(folders.load_run(run))  # its old points may be damaged, or another model's
     method, task = predictor.model.method, predictor.task
-    task.check(rows, source)
+    task.check_rows(rows, source)
     check_searchable(method, task, len(rows), source)
     rows_fingerprint, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_training_rows(recipe, rows_fingerprint, source, None)

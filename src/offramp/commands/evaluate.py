@@ -110,7 +110,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], Origin]:
     """Read and check labelled rows; also return where results on them come from."""
     rows = read_rows(str(data), columns=columns or {}, limit=limit)
-    predictor.task.check(rows, str(data))
+    predictor.task.check_rows(rows, str(data))
     return rows, Origin(*data_and_split(str(data)), command, read_recipe(run))
 
 

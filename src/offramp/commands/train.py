@@ -223,7 +223,7 @@ def rows_of(request: TrainRequest) -> Rows:
     task, mark = kind.from_rows(rows, request.train), reading.fingerprint(request.train, rows)
     if request.dev is not None:
         dev = reading.read_rows(request.dev, columns=request.columns)
-        task.check(dev, request.dev)
+        task.check_rows(dev, request.dev)
         return Rows(task, rows, dev, request.dev, mark)
     if not 0.0 < request.dev_split < 1.0:
         raise OfframpError("a share of the rows to hold out", f"--dev-split {request.dev_split}", "give e.g. 0.1")
@@ -243,7 +243,7 @@ def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, An
         raise OfframpError("to train without labels", given, "give labelled rows with --dev, and the task of --init")
     task.check_inputs(rows, request.train)
     dev = reading.read_rows(request.dev, columns=request.columns)
-    task.check(dev, request.dev)
+    task.check_rows(dev, request.dev)
     return Rows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
 
 
@@ -257,7 +257,7 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
     model = _build(request, method, options, rows)
     stages = _stages(request, model)
     if not rows.labelled and any(stage.needs_labels for stage in stages):
-        rows.task.check(rows.train, request.train)  # says which column is missing
+        rows.task.check_rows(rows.train, request.train)  # says which column is missing
     train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
     with locked_working_folder(Path(request.out), recipe, force) as partial:

@@ -81,15 +81,15 @@ class Policy:
         return ""
 
     def sentence_depths(self, source: Tensor) -> Tensor | None:
-        """Decoders, before the first word: return how many blocks each sentence's words go through.
+        """Decoders, before the first token: return how many blocks the tokens of each sentence go through.
 
         `source` is the mean encoder state of each sentence [sentences, hidden]; returns [sentences], None = all blocks.
         """
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
-        """Decoders, after a block: return how many blocks each word that is still going goes through.
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+        """Decoders, after a block: return how many blocks each token that has not exited goes through.
 
-        Returns [words]; a depth up to this block exits now; None = no change. `logits()` computes the exit's logits
+        Returns [tokens]; a depth up to this block exits now; None = no change. `logits()` computes the exit's logits
         once and counts them.
         """
 

@@ -145,7 +145,7 @@ class SequencePolicy(DecoderThresholdPolicy):
 class MultinomialPolicy(DecoderThresholdPolicy):
     """Plans the depth of a token after the first block."""
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         assert isinstance(self.unit, MultinomialExitUnit)
         return self.softmax_depths(self.unit, states) if block == 1 else None
 
@@ -162,7 +162,7 @@ class GeometricPolicy(DecoderThresholdPolicy):
         # 1 − sigmoid(w·x + b) < t as a comparison of w·x alone: one product a block, no sigmoid
         self.stop_rules = [(weight[row], logit - bias[row]) for row, logit in zip(rows, logits, strict=True)]
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         if self.thresholds[block - 1] == 0.0:
             return None
         weight, least = self.stop_rules[block - 1]
@@ -172,7 +172,7 @@ class GeometricPolicy(DecoderThresholdPolicy):
 class ConfidencePolicy(DecoderThresholdPolicy):
     """Exits where the exit's own largest probability is high enough."""
 
-    def word_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
+    def token_depths(self, block: int, states: Tensor, logits: Callable[[], Tensor]) -> Tensor | None:
         if self.thresholds[block - 1] == 0.0:
             return None
         return torch.where(least_confidence(logits()) < self.thresholds[block - 1], block, self.depth)

@@ -166,7 +166,7 @@ class _Step:
                 decoding.trace.vocabulary_scored[block - 1] = True
             return computed[0]
 
-        depths = decoding.policy.word_depths(block, self.x, scores)
+        depths = decoding.policy.token_depths(block, self.x, scores)
         if depths is not None:
             decoding.trace.unit_ran[block - 1] = not decoding.policy.free
             self.depth[self.rows] = depths.cpu().numpy()

@@ -11,9 +11,8 @@ from offramp.core.packed import Packed
 from offramp.decoding.decoder import decoder_of, generation_rules, pad_packed
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
+from offramp.tasks import IGNORED_TARGET
 from offramp.training.forward import forward_all_layers
-
-IGNORED = -100  # the target beyond a sentence's end
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def teacher_force(network: Network, batch: Batch, source: Packed, exit_block: Te
     and take its keys and values from it.
     """
     decoder, targets = decoder_of(network), batch.targets
-    real = targets != IGNORED
+    real = targets != IGNORED_TARGET
     start = torch.full_like(targets[:, :1], generation_rules(network).start)
     inputs = torch.cat((start, targets[:, :-1]), dim=1).clamp(min=0)
     x = decoder.embed(inputs, torch.arange(targets.shape[1], device=targets.device))

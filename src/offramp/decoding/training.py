@@ -19,7 +19,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.decoding.decoder import HALTING_UNIT, decoder_of, vocabulary_heads
 from offramp.decoding.exits import DecoderOptions, DecoderSettings, SentenceUnit, decoder_policy
-from offramp.decoding.teacher_forcing import IGNORED, TeacherForced, encode_source, teacher_force
+from offramp.decoding.teacher_forcing import TeacherForced, encode_source, teacher_force
 from offramp.decoding.vocabulary_loss import vocabulary_loss
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import (
@@ -33,6 +33,7 @@ from offramp.nn.exit_oracles import (
 )
 from offramp.nn.exit_policies import exit_weights
 from offramp.nn.network import Network
+from offramp.tasks import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage
 
 LABEL_SMOOTHING = 0.1
@@ -109,7 +110,7 @@ class MixedStage(AlignedStage):
         for _ in range(self.samples):
             exit_block = torch.randint(1, self.network.depth + 1, targets.shape, device=targets.device)
             forced = teacher_force(self.network, batch, source, exit_block)
-            scores = self.scores_at(forced.states[-1], exit_block[targets != IGNORED])
+            scores = self.scores_at(forced.states[-1], exit_block[targets != IGNORED_TARGET])
             total = total + vocabulary_loss(scores, forced.targets, self.smoothing)[0]
         return total / self.samples
 

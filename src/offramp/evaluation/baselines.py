@@ -22,7 +22,7 @@ def tfidf(train: Sequence[Row], test: Sequence[Row], sources: tuple[str, str], c
     from sklearn.pipeline import make_pipeline
 
     task = get("classification").from_rows(train, sources[0])
-    task.check(test, sources[1])
+    task.check_rows(test, sources[1])
     data, split = data_and_split(sources[1])
     columns = task.input_columns
     if len(columns) != 1:

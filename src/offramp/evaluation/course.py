@@ -88,7 +88,7 @@ def check_bench_task(model: Predictor) -> None:
 def prepare_bench_data(model: Predictor, rows: Sequence[Row], source: str) -> BenchData:
     """Check and tokenise rows; whoever is scored by loss sees them masked as `offramp eval` masks them."""
     check_bench_task(model)
-    model.task.check(rows, source)
+    model.task.check_rows(rows, source)
     started = time.perf_counter()
     data = Data(rows, model.prepare(rows, source))
     ms = 1000 * (time.perf_counter() - started) / len(rows)

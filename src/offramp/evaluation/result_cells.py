@@ -65,7 +65,7 @@ def evaluate_setting(
 
 def labelled_data(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origin) -> Data:
     """Rows checked and encoded."""
-    predictor.task.check(rows, origin.data)
+    predictor.task.check_rows(rows, origin.data)
     return Data(rows, predictor.prepare(rows, origin.data))
 
 

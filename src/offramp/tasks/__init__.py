@@ -1,8 +1,8 @@
 """Tasks, one file each: what a target is, what the loss is, what a prediction is, how it is scored.
 
-A task is discovered by its file: `names()` lists the folder (files that begin with an underscore are shared parts),
-`get(name)` gives the class `Task` of that file. To add one, write `tasks/<name>.py` with a frozen dataclass `Task`
-that implements the class below. Importing this package does not import torch; importing a task does.
+A task is found by its file: `names()` lists the folder (files that begin with an underscore are shared helpers), and
+`get(name)` returns the one subclass of `Task` that the file defines. To add a task, write `tasks/<name>.py` with a
+frozen dataclass that implements the class below. Importing this package does not import torch; importing a task does.
 """
 
 from __future__ import annotations
@@ -28,45 +28,47 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Reduction = Literal["mean", "rows"]
+IGNORED_TARGET = -100  # the target of tokens without a label
+RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
 
 class Task(ABC):
     """What the trainer and the predictor know of a task; implementations are frozen dataclasses."""
 
     name: ClassVar[str]
-    kind: ClassVar[Literal["row", "token", "sequence"]]  # logits [rows, C], packed [tokens, C]; or words are said
+    kind: ClassVar[Literal["row", "token", "sequence"]]  # logits [rows, C], packed [tokens, C]; or text is generated
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     pipeline: ClassVar[str]  # what the hub calls such models
     target: ClassVar[str] = "label"  # the column that rows to predict on may lack; "" if there is none
-    vocabulary: int = 0  # pieces of the tokenizer, of tasks that must know
+    vocabulary: int = 0  # pieces of the tokenizer, of tasks that need them
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
     scores_by_loss: ClassVar[bool] = False  # evaluate with metrics_from_losses instead of metrics
-    disagreement_is_binary: ClassVar[bool] = False  # departures are 0 or 1, never in between
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error"})  # what methods may ask
+    disagreement_is_binary: ClassVar[bool] = False  # disagreements are 0 or 1, never in between
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error"})  # what methods may need
 
     @classmethod
     @abstractmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
-        """The text columns that these rows would be read by."""
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
+        """Return the text columns that are read from rows like these."""
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """The columns a row to predict on must have, in the order a caller may give them without names."""
-        return self.columns([])
+        """The columns a row to predict on must have, in the order in which a caller may give them without names."""
+        return self.columns_for([])
 
     @classmethod
     @abstractmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
-        """The task as training rows define it (labels, tags, one text or two), after checking them."""
+        """Check training rows and return the task that they define (labels, tags, one text or two)."""
 
     @abstractmethod
-    def check(self, rows: Rows, source: str) -> None:
-        """Another labelled split fits this task, or an error says which row does not."""
+    def check_rows(self, rows: Rows, source: str) -> None:
+        """Raise an error that names the row if another labelled split does not fit this task."""
 
     @abstractmethod
     def check_inputs(self, rows: Rows, source: str) -> None:
-        """Rows to predict on fit this task; labels are not needed."""
+        """Raise an error that names the row if rows to predict on do not fit this task; labels are not needed."""
 
     @property
     @abstractmethod
@@ -80,73 +82,70 @@ class Task(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Arguments for `AutoConfig.from_pretrained`, so that plain transformers knows the labels too."""
+        """Return arguments for `AutoConfig.from_pretrained`, so that plain transformers knows the labels too."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """All of the task for `offramp.json`; `get(d["name"]).from_json(d)` gives it back."""
+        """Return the whole task for `offramp.json`; `get(d["name"]).from_json(d)` is the inverse."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Return the task that `to_json` described."""
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
-        """The task with what it must know of the tokenizer: most need nothing."""
+        """Return the task with what it must know of the tokenizer; most tasks need nothing."""
         return self
 
     @abstractmethod
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        """Token ids; one `Encoded` a row in order, or several with the same `example` (windows)."""
+        """Return token ids: one `Encoded` a row in order, or several with the same `example` (windows)."""
 
-    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:  # noqa: B027  # most do not
-        """Refuse rows that turn out unusable only as token ids; most tasks cut them instead."""
+    def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:  # noqa: B027  # optional
+        """Raise an error for rows that turn out unusable only as token ids; most tasks truncate them instead."""
 
     @abstractmethod
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], Any]:
-        """Ids as they enter the model in training and the target; without `rng` always the same ones."""
+        """Return the ids that enter the model in training, and the target; without `rng` always the same ones."""
 
     @abstractmethod
     def stack_targets(self, targets: Sequence[Any]) -> torch.Tensor:
-        """Targets of a batch as one tensor; per-token targets are concatenated, as packed tokens are."""
+        """Return the targets of a batch as one tensor; per-token targets are concatenated, as packed tokens are."""
 
     @abstractmethod
     def loss(
         self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, reduction: Reduction = "mean"
     ) -> torch.Tensor:
-        """The mean over labelled items, or ("rows") one loss per row; in float32 under autocast too."""
+        """Return the mean over labelled items, or ("rows") one loss per row; in float32 under autocast too."""
 
     def distributions(
         self, logits: torch.Tensor, lengths: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The choices that make a row's answer, as logits [n, C], and whose row each is ([n]; None: one per row).
+        """Return the choices that make a row's answer as logits [n, C], and the row of each ([n]; None: one per row).
 
-        `scored` [tokens] marks the tokens where answers stand (the first of each word); by default all of them.
+        `scored` [tokens] marks the tokens that carry an answer (the first of each word); by default all of them.
         """
         return logits, None
 
     def example_error(self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """How wrong each row's answer is, 0…1: what a learned exit unit is taught."""
+        """Return how wrong each row's answer is, 0…1: what a learned exit unit is trained to predict."""
         raise NotImplementedError(self.name)
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
-        """How far each prediction is from the full model's, 0…1: the loss that a risk guarantee bounds."""
+        """Return how far each prediction is from the full model's, 0…1: the loss that a risk guarantee bounds."""
         raise NotImplementedError(self.name)
 
     @abstractmethod
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """One prediction per row, in order; `logits[i]` is [C] or [tokens, C] and belongs to `encoded[i]`."""
+        """Return one prediction per row, in order; `logits[i]` is [C] or [tokens, C] and belongs to `encoded[i]`."""
 
     @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        """Scores of predictions against labelled rows."""
+        """Return the scores of predictions against labelled rows."""
 
     def metrics_from_losses(self, losses: Sequence[float]) -> dict[str, float]:
-        """Scores of tasks that are measured by their loss per row."""
+        """Return the scores of tasks that are measured by their loss per row."""
         return {"loss": sum(losses) / max(1, len(losses))}
-
-
-RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
 
 def names() -> list[str]:

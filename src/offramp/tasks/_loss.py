@@ -1,4 +1,4 @@
-"""Losses on packed tokens [tokens, C]: rows lie one after the other, `lengths` [rows] says how long each is."""
+"""Losses on packed tokens [tokens, C]: rows lie one after the other, and `lengths` [rows] holds their lengths."""
 
 from __future__ import annotations
 
@@ -8,51 +8,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp.tasks import Reduction
-
-IGNORE = -100  # the target of tokens that are not labelled
+from offramp.tasks import IGNORED_TARGET, Reduction
 
 
-def concatenate(targets: Iterable[list[int]]) -> Tensor:
-    """Per-token targets of several rows as one tensor, in the order of packed tokens."""
+def concatenate_targets(targets: Iterable[list[int]]) -> Tensor:
+    """Return per-token targets of several rows as one tensor, in the order of packed tokens."""
     return torch.tensor([target for row in targets for target in row], dtype=torch.int64)  # [tokens]
 
 
-def owners(lengths: Tensor) -> Tensor:
-    """The row of each packed token."""
+def row_of_token(lengths: Tensor) -> Tensor:
+    """Return the row of each packed token."""
     return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)  # [tokens]
 
 
-def of_tokens(logits: Tensor, lengths: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One choice per token that counts, and the row it belongs to (`Task.distributions` of token tasks)."""
-    rows = owners(lengths)
+def token_distributions(logits: Tensor, lengths: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return one choice per scored token, and the row it belongs to (`Task.distributions` of token tasks)."""
+    rows = row_of_token(lengths)
     return (logits, rows) if scored is None else (logits[scored], rows[scored])
 
 
 def reduce_rows(losses: Tensor, reduction: Reduction) -> Tensor:
-    """Losses [rows] as they are, or their mean."""
+    """Return losses [rows] as they are, or their mean."""
     return losses.mean() if reduction == "mean" else losses
 
 
 def token_loss(logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction) -> Tensor:
-    """Cross-entropy of the labelled tokens: their mean, or per row the mean over the row's own (0 if it has none).
+    """Return the cross-entropy of the labelled tokens: their mean, or the mean of each row (0 if it has none).
 
     Only labelled tokens are cast to float32 and normalised: with a vocabulary of outputs that is most of the time.
     """
-    labelled = (targets != IGNORE).nonzero().squeeze(1)  # [labelled]
+    labelled = (targets != IGNORED_TARGET).nonzero().squeeze(1)  # [labelled]
     losses = F.cross_entropy(logits[labelled].float(), targets[labelled], reduction="none")
     if reduction == "mean":
         return losses.sum() / max(1, labelled.numel())
-    owner = owners(lengths)[labelled]  # [labelled]
+    row = row_of_token(lengths)[labelled]  # [labelled]
     zeros = losses.new_zeros(len(lengths))
-    counts = zeros.index_add(0, owner, torch.ones_like(losses))
-    return zeros.index_add(0, owner, losses) / counts.clamp(min=1)  # [rows]
+    counts = zeros.index_add(0, row, torch.ones_like(losses))
+    return zeros.index_add(0, row, losses) / counts.clamp(min=1)  # [rows]
 
 
 def pad_rows(packed: Tensor, lengths: Tensor) -> Tensor:
-    """Packed float logits [tokens, C] as [rows, longest, C] with −∞ where a row has no token."""
-    rows = owners(lengths)
-    begins = lengths.cumsum(0) - lengths
-    places = torch.arange(len(packed), device=packed.device) - begins[rows]
+    """Return packed float logits [tokens, C] as [rows, longest, C], with −∞ where a row has no token."""
+    rows = row_of_token(lengths)
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(len(packed), device=packed.device) - starts[rows]
     padded = packed.new_full((len(lengths), int(lengths.max()), packed.shape[1]), float("-inf"))
     return padded.index_put((rows, places), packed)

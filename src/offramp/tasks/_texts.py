@@ -1,4 +1,4 @@
-"""What tasks over one text or a pair of texts share: which columns, whether they are filled, encoding, row errors."""
+"""What tasks over one text or a pair of texts share: their columns, checks of them, encoding, errors of a row."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ Rows = Sequence[Mapping[str, Any]]
 SINGLE, PAIR = ("text",), ("text_a", "text_b")
 
 
-def columns(rows: Rows) -> tuple[str, ...]:
-    """A pair if the first row has either half of one and no single text."""
+def text_columns(rows: Rows) -> tuple[str, ...]:
+    """Return the columns of a pair if the first row has either of them and no single text, else the single text."""
     pair = bool(rows) and "text" not in rows[0] and any(column in rows[0] for column in PAIR)
     return PAIR if pair else SINGLE
 
 
-def check(rows: Rows, names: Sequence[str], source: str) -> None:
-    """These columns hold text with something in it, in every row."""
-    require_columns(rows, names, source)
+def check_texts(rows: Rows, columns: Sequence[str], source: str) -> None:
+    """Raise an error if one of these columns is not a non-empty text in every row."""
+    require_columns(rows, columns, source)
     for number, row in enumerate(rows, 1):
-        for name in names:
-            text = row[name]
+        for column in columns:
+            text = row[column]
             if not isinstance(text, str):
-                given = f"{name!r} is a {type(text).__name__}, not a text"
-                raise wrong(source, number, given, "write it as a string, or choose another column: --column")
+                given = f"{column!r} is a {type(text).__name__}, not a text"
+                raise row_error(source, number, given, "write it as a string, or choose another column: --column")
             if not text.strip():
-                raise wrong(source, number, f"{name!r} is empty", "remove the row or fill it in")
+                raise row_error(source, number, f"{column!r} is empty", "remove the row or fill it in")
 
 
-def encode(tokenizer: Tokenizer, rows: Rows, names: Sequence[str], max_length: int) -> list[Encoded]:
-    """Single texts or pairs, one `Encoded` a row."""
-    first = [row[names[0]] for row in rows]
-    second = [row[names[1]] for row in rows] if len(names) > 1 else None
+def encode_columns(tokenizer: Tokenizer, rows: Rows, columns: Sequence[str], max_length: int) -> list[Encoded]:
+    """Return single texts or pairs as token ids, one `Encoded` a row."""
+    first = [row[columns[0]] for row in rows]
+    second = [row[columns[1]] for row in rows] if len(columns) > 1 else None
     return encode_texts(tokenizer, first, second, max_length)
 
 
-def wrong(source: str, number: int, given: str, fix: str) -> OfframpError:
-    """The error for one row of a source."""
+def row_error(source: str, number: int, given: str, fix: str) -> OfframpError:
+    """Return the error for one row of a source."""
     return OfframpError(f"use the rows of {source}", f"row {number}: {given}", fix)

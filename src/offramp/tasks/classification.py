@@ -28,7 +28,7 @@ Label = str | int | bool
 
 @dataclass(frozen=True)
 class ClassificationTask(Task):
-    """Labels in the order of the logits; texts: the columns read."""
+    """Classes in the order of the logits; `texts` are the columns that are read."""
 
     labels: tuple[Label, ...]
     texts: tuple[str, ...] = _texts.SINGLE
@@ -42,8 +42,8 @@ class ClassificationTask(Task):
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
 
     @classmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
-        return _texts.columns(rows)
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
+        return _texts.text_columns(rows)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -51,17 +51,17 @@ class ClassificationTask(Task):
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
-        texts = _texts.columns(rows)
+        texts = _texts.text_columns(rows)
         require_columns(rows, [*texts, "label"], source)
-        _texts.check(rows, texts, source)
-        return cls(_discover(rows, source), texts)
+        _texts.check_texts(rows, texts, source)
+        return cls(_labels_of(rows, source), texts)
 
-    def check(self, rows: Rows, source: str) -> None:
+    def check_rows(self, rows: Rows, source: str) -> None:
         require_columns(rows, [*self.texts, "label"], source)
-        _texts.check(rows, self.texts, source)
+        _texts.check_texts(rows, self.texts, source)
         for number, row in enumerate(rows, 1):
             if not isinstance(row["label"], Label) or row["label"] not in self._index:
-                raise _texts.wrong(
+                raise _texts.row_error(
                     source,
                     number,
                     f"the label {row['label']!r}, which the training rows lack; they have {_listed(self.labels)}",
@@ -69,7 +69,7 @@ class ClassificationTask(Task):
                 )
 
     def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check(rows, self.texts, source)
+        _texts.check_texts(rows, self.texts, source)
 
     @property
     def outputs(self) -> int:
@@ -92,7 +92,7 @@ class ClassificationTask(Task):
         return cls(tuple(content["labels"]), tuple(content["texts"]))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode(tokenizer, rows, self.texts, max_length)
+        return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], int]:
         return encoded.ids, self._index[row["label"]]
@@ -110,35 +110,35 @@ class ClassificationTask(Task):
         if not logits:
             return []
         raw = np.stack(logits).astype(np.float64)  # [rows, C]
-        powers = np.exp(raw - raw.max(axis=1, keepdims=True))
-        shares = powers / powers.sum(axis=1, keepdims=True)
+        exponentials = np.exp(raw - raw.max(axis=1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
         return [
             {"label": self.labels[best], "scores": dict(zip(self.labels, row, strict=True))}
-            for best, row in zip(raw.argmax(axis=1).tolist(), shares.tolist(), strict=True)
+            for best, row in zip(raw.argmax(axis=1).tolist(), probabilities.tolist(), strict=True)
         ]
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         return [float(a["label"] != b["label"]) for a, b in zip(predictions, full, strict=True)]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        """F1 is that of the second label when there are two, else the mean over labels (macro)."""
+        """Return accuracy and F1: of the second label when there are two, else the mean over labels (macro)."""
         from sklearn.metrics import accuracy_score, f1_score
 
         true = [self._index[row["label"]] for row in rows]
-        said = [self._index[prediction["label"]] for prediction in predictions]
+        predicted = [self._index[prediction["label"]] for prediction in predictions]
         average = "binary" if self.outputs == 2 else "macro"
-        f1 = f1_score(true, said, average=average, zero_division=0.0)
-        return {"accuracy": float(accuracy_score(true, said)), "f1": float(f1)}
+        f1 = f1_score(true, predicted, average=average, zero_division=0.0)
+        return {"accuracy": float(accuracy_score(true, predicted)), "f1": float(f1)}
 
     @cached_property
     def _index(self) -> dict[Label, int]:
-        """Label → logit; also by its text, because a CSV file says "1" where JSON says 1."""
+        """Index of the logit of each label; also by its text, because a CSV file has "1" where JSON has 1."""
         numbered = {label: index for index, label in enumerate(self.labels)}
         return {**{str(label): index for label, index in numbered.items()}, **numbered}
 
 
-def _discover(rows: Rows, source: str) -> tuple[Label, ...]:
-    """The distinct labels in order (numbers by value), or an error if they are no set of classes."""
+def _labels_of(rows: Rows, source: str) -> tuple[Label, ...]:
+    """Return the distinct labels in order (numbers by value), or raise an error if they are no set of classes."""
     first: dict[type, tuple[int, Any]] = {}
     for number, row in enumerate(rows, 1):
         first.setdefault(type(row["label"]), (number, row["label"]))
@@ -148,7 +148,7 @@ def _discover(rows: Rows, source: str) -> tuple[Label, ...]:
     for kind, (number, label) in first.items():
         if not issubclass(kind, Label):
             fix = "labels are whole numbers or strings; for scores on a scale use --task regression"
-            raise _texts.wrong(source, number, f"the label {label!r} is a {kind.__name__}", fix)
+            raise _texts.row_error(source, number, f"the label {label!r} is a {kind.__name__}", fix)
     labels = {row["label"] for row in rows}
     if len(labels) < 2:
         given = f"{len(rows)} rows with {'one label only: ' + _listed(tuple(labels)) if labels else 'no label'}"

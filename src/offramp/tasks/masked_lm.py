@@ -1,7 +1,7 @@
-"""Masked language modelling: guess hidden tokens. Also the way to fill the mask tokens of a text.
+"""Masked language modelling: predict masked tokens. Predictions fill the mask tokens of a text.
 
 15 % of the tokens are chosen, at least one: 80 % become the mask, 10 % a random token, 10 % stay (Devlin et al. 2019).
-Without a generator the choice follows from the ids alone, so that evaluation repeats, whatever the order of rows.
+Without a generator the choice depends on the ids alone, so that evaluation is repeatable in any order of rows.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
+from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from offramp.data.tokenization import Tokenizer
 
-SHARE = 0.15
+MASKED_SHARE = 0.15
 
 
 @dataclass(frozen=True)
 class MaskedLMTask(Task):
-    """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
+    """The fields come from `with_tokenizer`; the tokenizer itself is not written to JSON."""
 
     mask_id: int = -1
     vocabulary: int = 0
@@ -49,19 +49,19 @@ class MaskedLMTask(Task):
     outputs: ClassVar[int] = 0
 
     @classmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
         return _texts.SINGLE
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
-        _texts.check(rows, _texts.SINGLE, source)
+        _texts.check_texts(rows, _texts.SINGLE, source)
         return cls()
 
-    def check(self, rows: Rows, source: str) -> None:
-        _texts.check(rows, _texts.SINGLE, source)
+    def check_rows(self, rows: Rows, source: str) -> None:
+        _texts.check_texts(rows, _texts.SINGLE, source)
 
     def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check(rows, _texts.SINGLE, source)
+        _texts.check_texts(rows, _texts.SINGLE, source)
 
     def config(self) -> dict[str, Any]:
         return {}
@@ -86,20 +86,20 @@ class MaskedLMTask(Task):
         )
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode(tokenizer, rows, _texts.SINGLE, max_length)
+        return _texts.encode_columns(tokenizer, rows, _texts.SINGLE, max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
-        """Special tokens are never hidden, and never put in place of others."""
+        """Return masked ids and their targets; special tokens are neither masked nor used as random tokens."""
         rng = rng or random.Random(repr(encoded.ids))
-        ids, targets = list(encoded.ids), [_loss.IGNORE] * len(encoded.ids)
+        ids, targets = list(encoded.ids), [IGNORED_TARGET] * len(encoded.ids)
         places = [place for place, token in enumerate(ids) if token not in self.special_ids]
-        for place in rng.sample(places, min(len(places), max(1, round(SHARE * len(places))))):
+        for place in rng.sample(places, min(len(places), max(1, round(MASKED_SHARE * len(places))))):
             targets[place] = ids[place]
             ids[place] = self._corrupt(ids[place], rng)
         return ids, targets
 
     def stack_targets(self, targets: Sequence[list[int]]) -> Tensor:
-        return _loss.concatenate(targets)
+        return _loss.concatenate_targets(targets)
 
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.token_loss(logits, targets, lengths, reduction)
@@ -107,10 +107,10 @@ class MaskedLMTask(Task):
     def distributions(
         self, logits: Tensor, lengths: Tensor, scored: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        return _loss.of_tokens(logits, lengths, scored)
+        return _loss.token_distributions(logits, lengths, scored)
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """The text with its mask tokens filled in; those that truncation cut off stay."""
+        """Return the text with its mask tokens filled in; masks that truncation removed stay masks."""
         return [
             {"text": self._fill(row["text"], item, scores)}
             for row, item, scores in zip(rows, encoded, logits, strict=True)
@@ -121,18 +121,18 @@ class MaskedLMTask(Task):
 
     def metrics_from_losses(self, losses: Sequence[float]) -> dict[str, float]:
         mean = sum(losses) / max(1, len(losses))
-        return {"perplexity": math.exp(min(mean, 700.0))}  # beyond that, floats end
+        return {"perplexity": math.exp(min(mean, 700.0))}  # above 700, exp overflows a float
 
     def _corrupt(self, token: int, rng: random.Random) -> int:
-        draw = rng.random()
-        if draw < 0.8:
+        chance = rng.random()
+        if chance < 0.8:
             return self.mask_id
-        if draw >= 0.9:
+        if chance >= 0.9:
             return token
-        other = rng.randrange(self.vocabulary)
-        while other in self.special_ids:
-            other = rng.randrange(self.vocabulary)
-        return other
+        replacement = rng.randrange(self.vocabulary)
+        while replacement in self.special_ids:
+            replacement = rng.randrange(self.vocabulary)
+        return replacement
 
     def _fill(self, text: str, encoded: Encoded, logits: np.ndarray) -> str:
         if self.tokenizer is None:
@@ -146,6 +146,6 @@ class MaskedLMTask(Task):
             piece = mask
             if number < len(masked):
                 piece = str(self.tokenizer.decode([int(scores[number].argmax())])).strip()
-            glued = piece.startswith("##") and len(piece) > 2  # WordPiece: goes on with the word before it
-            filled = (filled.rstrip() + piece[2:] if glued else filled + piece) + after
+            continues = piece.startswith("##") and len(piece) > 2  # WordPiece: a part of the word before it
+            filled = (filled.rstrip() + piece[2:] if continues else filled + piece) + after
         return filled

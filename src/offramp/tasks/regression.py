@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RegressionTask(Task):
-    """Labels are used as they are, without scaling, so that plain transformers predicts the same numbers."""
+    """Labels are not scaled, so that plain transformers predicts the same numbers."""
 
     texts: tuple[str, ...] = _texts.SINGLE
 
@@ -38,8 +38,8 @@ class RegressionTask(Task):
     provides: ClassVar[frozenset[str]] = frozenset({"example_error", "one answer a row"})  # no distribution
 
     @classmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
-        return _texts.columns(rows)
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
+        return _texts.text_columns(rows)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -47,24 +47,24 @@ class RegressionTask(Task):
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
-        task = cls(_texts.columns(rows))
-        task.check(rows, source)
+        task = cls(_texts.text_columns(rows))
+        task.check_rows(rows, source)
         if len({float(row["label"]) for row in rows}) < 2:
             given = f"{len(rows)} rows without two different labels"
             raise OfframpError(f"numbers to learn in {source}", given, "give rows that differ")
         return task
 
-    def check(self, rows: Rows, source: str) -> None:
+    def check_rows(self, rows: Rows, source: str) -> None:
         require_columns(rows, [*self.texts, "label"], source)
-        _texts.check(rows, self.texts, source)
+        _texts.check_texts(rows, self.texts, source)
         for number, row in enumerate(rows, 1):
             if not _is_number(row["label"]):
                 given = f"the label {row['label']!r} is not a finite number"
                 fix = "write a number, remove the row, or use --task classification for classes"
-                raise _texts.wrong(source, number, given, fix)
+                raise _texts.row_error(source, number, given, fix)
 
     def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check(rows, self.texts, source)
+        _texts.check_texts(rows, self.texts, source)
 
     def config(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -77,7 +77,7 @@ class RegressionTask(Task):
         return cls(tuple(content["texts"]))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode(tokenizer, rows, self.texts, max_length)
+        return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], float]:
         return encoded.ids, float(row["label"])
@@ -89,7 +89,7 @@ class RegressionTask(Task):
         return _loss.reduce_rows((logits.float().squeeze(1) - targets.float()).square(), reduction)
 
     def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-        """The absolute error, squashed as BERxiT does it."""
+        """Return tanh of the absolute error, as in BERxiT."""
         return (logits.float().squeeze(-1) - targets).abs().tanh()  # [rows]
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
@@ -99,21 +99,21 @@ class RegressionTask(Task):
         return [min(1.0, abs(a["value"] - b["value"])) for a, b in zip(predictions, full, strict=True)]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        """Correlations are 0 where they are not defined: fewer than two rows, or a side that never varies."""
+        """Return correlations and the squared error; a correlation that is not defined (constant values) is 0."""
         from scipy.stats import pearsonr, spearmanr
 
         true = np.array([float(row["label"]) for row in rows])
-        said = np.array([prediction["value"] for prediction in predictions])
-        defined = len(rows) > 1 and np.ptp(true) > 0 and np.ptp(said) > 0
+        predicted = np.array([prediction["value"] for prediction in predictions])
+        defined = len(rows) > 1 and np.ptp(true) > 0 and np.ptp(predicted) > 0
         return {
-            "pearson": float(pearsonr(true, said).statistic) if defined else 0.0,
-            "spearman": float(spearmanr(true, said).statistic) if defined else 0.0,
-            "mse": float(np.square(true - said).mean()),
+            "pearson": float(pearsonr(true, predicted).statistic) if defined else 0.0,
+            "spearman": float(spearmanr(true, predicted).statistic) if defined else 0.0,
+            "mse": float(np.square(true - predicted).mean()),
         }
 
 
 def _is_number(value: Any) -> bool:
-    """A finite number, or one written as text (CSV); true and false are classes."""
+    """Return whether a label is a finite number, or one written as text (CSV); true and false are classes."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return False
     try:

@@ -1,12 +1,16 @@
-"""One tag per word. The first token of a word stands for it; the others carry no label and are not asked.
+"""One tag per word. The first token of a word carries its tag; the other tokens have no label.
 
-Words without a token of their own (cut off, or made of characters the tokenizer drops) are tagged "O".
+Words without a token of their own (truncated, or of characters that the tokenizer drops) are tagged "O".
+
+Entities are counted as CoNLL's script and seqeval's default mode do: B- begins an entity, I- continues one of the same
+type and otherwise begins one (so that a missing B- is not counted twice); E- and S- of IOBES are understood. An
+entity counts only with its exact words and its exact type.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,9 +21,8 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, _loss
-from offramp.tasks._entities import entity_f1, is_marked
-from offramp.tasks._texts import wrong
+from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss
+from offramp.tasks._texts import row_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from offramp.data.tokenization import Tokenizer
 
 OUTSIDE = "O"
+Entity = tuple[str, int, int]  # type, first word, last word
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,11 @@ class TaggingTask(Task):
 
     @property
     def metric(self) -> str:
-        """Entities where the tags mark any (B-PER), otherwise words (parts of speech)."""
-        return "entity_f1" if any(is_marked(tag) for tag in self.tags) else "accuracy"
+        """Entity F1 if the tags mark entities (B-PER), otherwise accuracy over words (parts of speech)."""
+        return "entity_f1" if any(marks_entity(tag) for tag in self.tags) else "accuracy"
 
     @classmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
         return ("tokens",)
 
     @classmethod
@@ -61,14 +65,16 @@ class TaggingTask(Task):
             raise OfframpError(f"tags to tell apart in {source}", given, "give rows with at least two tags")
         return cls(tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))))
 
-    def check(self, rows: Rows, source: str) -> None:
+    def check_rows(self, rows: Rows, source: str) -> None:
         _check_words(rows, source)
         _check_tags(rows, source)
         for number, row in enumerate(rows, 1):
             for tag in row["tags"]:
                 if tag not in self._index:
                     given = f"the tag {tag!r}, which the training rows lack; they have {', '.join(self.tags)}"
-                    raise wrong(source, number, given, "correct the tag, remove the row, or train on rows that have it")
+                    raise row_error(
+                        source, number, given, "correct the tag, remove the row, or train on rows that have it"
+                    )
 
     def check_inputs(self, rows: Rows, source: str) -> None:
         _check_words(rows, source)
@@ -91,13 +97,13 @@ class TaggingTask(Task):
         return encode_words(tokenizer, [row["tokens"] for row in rows], max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
-        targets = [_loss.IGNORE] * len(encoded.ids)
+        targets = [IGNORED_TARGET] * len(encoded.ids)
         for place, word in _first_tokens(encoded):
             targets[place] = self._index[row["tags"][word]]
         return encoded.ids, targets
 
     def stack_targets(self, targets: Sequence[list[int]]) -> Tensor:
-        return _loss.concatenate(targets)
+        return _loss.concatenate_targets(targets)
 
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.token_loss(logits, targets, lengths, reduction)
@@ -105,12 +111,12 @@ class TaggingTask(Task):
     def distributions(
         self, logits: Tensor, lengths: Tensor, scored: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        return _loss.of_tokens(logits, lengths, scored)
+        return _loss.token_distributions(logits, lengths, scored)
 
     def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-        """1 where any word of the row has a wrong tag."""
-        wrong = ((logits.argmax(-1) != targets) & (targets != _loss.IGNORE)).float()  # [tokens]
-        return wrong.new_zeros(len(lengths)).scatter_reduce(0, _loss.owners(lengths), wrong, "amax")
+        """Return 1 for rows in which any word has a wrong tag."""
+        wrong = ((logits.argmax(-1) != targets) & (targets != IGNORED_TARGET)).float()  # [tokens]
+        return wrong.new_zeros(len(lengths)).scatter_reduce(0, _loss.row_of_token(lengths), wrong, "amax")
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         answers = []
@@ -127,12 +133,12 @@ class TaggingTask(Task):
         return [sum(x != y for x, y in zip(a, b, strict=True)) / max(1, len(b)) for a, b in pairs]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        """Entity F1 only where the tags mark entities; accuracy is over words."""
+        """Return accuracy over words, and entity F1 if the tags mark entities."""
         true = [row["tags"] for row in rows]
-        said = [prediction["tags"] for prediction in predictions]
-        pairs = [pair for ours, theirs in zip(true, said, strict=True) for pair in zip(ours, theirs, strict=True)]
-        scores = {"accuracy": sum(ours == theirs for ours, theirs in pairs) / max(1, len(pairs))}
-        return scores if self.metric == "accuracy" else {"entity_f1": entity_f1(true, said), **scores}
+        predicted = [prediction["tags"] for prediction in predictions]
+        pairs = [pair for both in zip(true, predicted, strict=True) for pair in zip(*both, strict=True)]
+        scores = {"accuracy": sum(tag == guess for tag, guess in pairs) / max(1, len(pairs))}
+        return scores if self.metric == "accuracy" else {"entity_f1": entity_f1(true, predicted), **scores}
 
     @cached_property
     def _index(self) -> dict[str, int]:
@@ -140,7 +146,7 @@ class TaggingTask(Task):
 
 
 def _first_tokens(encoded: Encoded) -> Iterator[tuple[int, int]]:
-    """The place of each word's first token, and the word."""
+    """Yield the place of each word's first token, and the word."""
     before = -1
     for place, word in enumerate(encoded.words):
         if word not in (-1, before):
@@ -153,9 +159,9 @@ def _check_words(rows: Rows, source: str) -> None:
     for number, row in enumerate(rows, 1):
         words = row["tokens"]
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-            raise wrong(source, number, "'tokens' is not a list of words", 'write it as ["EU", "rejects", …]')
+            raise row_error(source, number, "'tokens' is not a list of words", 'write it as ["EU", "rejects", …]')
         if not any(word.strip() for word in words):
-            raise wrong(source, number, "'tokens' is empty", "remove the row or fill it in")
+            raise row_error(source, number, "'tokens' is empty", "remove the row or fill it in")
 
 
 def _check_tags(rows: Rows, source: str) -> None:
@@ -163,6 +169,34 @@ def _check_tags(rows: Rows, source: str) -> None:
     for number, row in enumerate(rows, 1):
         words, tags = row["tokens"], row["tags"]
         if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
-            raise wrong(source, number, "'tags' is not a list of tag names", 'write it as ["B-ORG", "O", …]')
+            raise row_error(source, number, "'tags' is not a list of tag names", 'write it as ["B-ORG", "O", …]')
         if len(words) != len(tags):
-            raise wrong(source, number, f"{len(words)} tokens but {len(tags)} tags", "give every token one tag")
+            raise row_error(source, number, f"{len(words)} tokens but {len(tags)} tags", "give every token one tag")
+
+
+def marks_entity(tag: str) -> bool:
+    """Return whether a tag is part of an entity."""
+    return tag[:2] in ("B-", "I-", "E-", "S-")
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of one sentence, in order."""
+    found: list[Entity] = []
+    before = "O"
+    for place, tag in enumerate(tags):
+        if marks_entity(tag):
+            continues = tag[0] in "IE" and before[:2] in ("B-", "I-") and before[2:] == tag[2:]
+            start = found.pop()[1] if continues else place
+            found.append((tag[2:], start, place))
+        before = tag
+    return found
+
+
+def entity_f1(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> float:
+    """Return F1 over all entities of all sentences (micro average); 0 when there are none at all."""
+    correct = total = 0
+    for true_tags, predicted_tags in zip(true, predicted, strict=True):
+        expected, found = set(entities(true_tags)), set(entities(predicted_tags))
+        correct += len(expected & found)
+        total += len(expected) + len(found)
+    return 2 * correct / total if total else 0.0

@@ -1,7 +1,7 @@
-"""Translation: a sentence in, a sentence out, word by word. Rows have `src` and `tgt`; plain lines are sources.
+"""Translation of sentences. Rows have `src` and `tgt`; plain lines of text are sources.
 
-Nothing is ever cut: a sentence that is longer than the model allows is refused by its row, because half a sentence has
-no translation. Answers arrive as [pieces, 2]: the piece said and the decoder exit that said it.
+Nothing is truncated: a row whose sentence is longer than the model allows is refused, because half a sentence has no
+translation. A decoded answer is an array [pieces, 2]: each piece and the decoder exit that chose it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from offramp.data.tokenization import Encoded
-from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
-from offramp.tasks._bleu import corpus_bleu
+from offramp.errors import need
+from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +30,7 @@ SOURCE, TARGET, PLAIN = "src", "tgt", "text"
 
 @dataclass(frozen=True)
 class TranslationTask(Task):
-    """What it knows of the tokenizer comes from `with_tokenizer`; the tokenizer itself is not written to JSON."""
+    """The fields come from `with_tokenizer`; the tokenizer itself is not written to JSON."""
 
     vocabulary: int = 0  # pieces of the target side
     tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
@@ -46,29 +46,29 @@ class TranslationTask(Task):
     outputs: ClassVar[int] = 0
 
     @classmethod
-    def columns(cls, rows: Rows) -> tuple[str, ...]:
-        """The source; plain lines of text have it under the name of any other text."""
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
+        """Return the source column; plain lines of text have it in the column `text`."""
         return (PLAIN,) if rows and SOURCE not in rows[0] and PLAIN in rows[0] else (SOURCE,)
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
-        made = cls()
-        made.check(rows, source)
-        return made
+        task = cls()
+        task.check_rows(rows, source)
+        return task
 
-    def check(self, rows: Rows, source: str) -> None:
-        names = (*self.columns(rows), TARGET)
+    def check_rows(self, rows: Rows, source: str) -> None:
+        names = (*self.columns_for(rows), TARGET)
         for number, row in enumerate(rows, 1):
             lacking = [name for name in names if row.get(name) is None or not str(row[name]).strip()]
             if len(lacking) == 1:
                 given = f"an unpaired sentence: {lacking[0]!r} is {'empty' if lacking[0] in row else 'missing'}"
                 columns = f"; columns found: {', '.join(row)}" if lacking[0] not in row else ""
                 fix = f"give each {SOURCE!r} its {TARGET!r} (another name: --column {lacking[0]}=NAME), or drop the row"
-                raise _texts.wrong(source, number, given + columns, fix)
-        _texts.check(rows, names, source)
+                raise _texts.row_error(source, number, given + columns, fix)
+        _texts.check_texts(rows, names, source)
 
     def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check(rows, self.columns(rows), source)
+        _texts.check_texts(rows, self.columns_for(rows), source)
 
     def config(self) -> dict[str, Any]:
         return {}
@@ -84,10 +84,10 @@ class TranslationTask(Task):
         return dataclasses.replace(self, vocabulary=len(tokenizer), tokenizer=tokenizer)
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        """Ids of sources, and of targets where rows have them, whole: `check_encoded` refuses what is too long."""
+        """Return ids of sources, and of targets where rows have them, whole; `check_encoded` refuses long ones."""
         if not rows:
             return []
-        (name,) = self.columns(rows)
+        (name,) = self.columns_for(rows)
         sources = _ids(tokenizer, [row[name] for row in rows], "text")
         labelled = all(row.get(TARGET) for row in rows)
         targets = _ids(tokenizer, [row[TARGET] for row in rows], "text_target") if labelled else [()] * len(rows)
@@ -100,45 +100,45 @@ class TranslationTask(Task):
         for number, item in enumerate(encoded, 1):
             for side, ids in (("source", item.ids), ("target", item.target)):
                 if len(ids) > max_length:
-                    given = f"{self._begins(ids)}: the {side} has {len(ids)} pieces, the model takes {max_length}"
-                    raise _texts.wrong(source, number, given, "split the sentence, or remove the row")
-            if self._foreign(item.target):
-                given = f"{self._begins(item.ids)}: its target has no piece that is in the model's vocabulary"
-                raise _texts.wrong(source, number, given, "check the language, or use a model made for it")
+                    given = f"{self._beginning(ids)}: the {side} has {len(ids)} pieces, the model takes {max_length}"
+                    raise _texts.row_error(source, number, given, "split the sentence, or remove the row")
+            if self._all_unknown(item.target):
+                given = f"{self._beginning(item.ids)}: its target has no piece that is in the model's vocabulary"
+                raise _texts.row_error(source, number, given, "check the language, or use a model made for it")
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
         return encoded.ids, list(encoded.target)
 
     def stack_targets(self, targets: Sequence[list[int]]) -> Tensor:
-        """Sentences side by side: [rows, longest], what is beyond a sentence's end is ignored."""
-        made = torch.full((len(targets), max(map(len, targets), default=0)), _loss.IGNORE)
+        """Return targets as [rows, longest]; positions beyond a sentence's end are ignored."""
+        padded = torch.full((len(targets), max(map(len, targets), default=0)), IGNORED_TARGET)
         for row, target in enumerate(targets):
-            made[row, : len(target)] = torch.tensor(target)
-        return made
+            padded[row, : len(target)] = torch.tensor(target)
+        return padded
 
     def loss(self, logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Reduction = "mean") -> Tensor:
         return _loss.token_loss(logits, targets, lengths, reduction)
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """The text, its pieces and the exit that said each; the mark of the end is not among them."""
+        """Return the text, its pieces and the exit of each, without special pieces such as the end of the sentence."""
         special = set(self._tokenizer.all_special_ids)
         answers = []
-        for said in logits:
-            shown = [(piece, block) for piece, block in said.tolist() if piece not in special]
+        for decoded in logits:
+            shown = [(piece, block) for piece, block in decoded.tolist() if piece not in special]
             text = str(self._tokenizer.decode([piece for piece, _ in shown])).strip()
             pieces = self._tokenizer.convert_ids_to_tokens([piece for piece, _ in shown])
             answers.append({"text": text, "pieces": pieces, "exits": [block for _, block in shown]})
         return answers
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        return {"bleu": corpus_bleu([said["text"] for said in predictions], [row[TARGET] for row in rows])}
+        return {"bleu": corpus_bleu([one["text"] for one in predictions], [row[TARGET] for row in rows])}
 
-    def _begins(self, ids: Sequence[int]) -> str:
-        """The first words of a sentence, to find it by."""
+    def _beginning(self, ids: Sequence[int]) -> str:
+        """Return the first words of a sentence, for error messages."""
         return repr(str(self._tokenizer.decode(list(ids[:12]), skip_special_tokens=True)).strip()[:40] + " …")
 
-    def _foreign(self, target: Sequence[int]) -> bool:
-        """Whether the vocabulary knows nothing of a target."""
+    def _all_unknown(self, target: Sequence[int]) -> bool:
+        """Return whether the vocabulary has no piece of a target."""
         unknown = self._tokenizer.unk_token_id
         content = [piece for piece in target if piece == unknown or piece not in self._tokenizer.all_special_ids]
         return bool(content) and all(piece == unknown for piece in content)
@@ -151,5 +151,17 @@ class TranslationTask(Task):
 
 
 def _ids(tokenizer: Tokenizer, texts: list[str], side: str) -> list[tuple[int, ...]]:
-    made = tokenizer(**{side: texts}, return_attention_mask=False, verbose=False)["input_ids"]
-    return [tuple(ids) for ids in made]
+    encoded = tokenizer(**{side: texts}, return_attention_mask=False, verbose=False)["input_ids"]
+    return [tuple(ids) for ids in encoded]
+
+
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return corpus BLEU, 0–100, with one reference each (needs the extra `translation`).
+
+    It is computed by sacrebleu, which fixes tokenisation so that scores can be compared.
+    """
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise need("translation", "sacrebleu") from error
+    return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)

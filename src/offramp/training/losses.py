@@ -8,9 +8,8 @@ from torch import Tensor
 from offramp.core.packed import Packed
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
+from offramp.tasks import IGNORED_TARGET
 from offramp.training.forward import LayerStates
-
-IGNORED_TARGET = -100  # the target of tokens without a label
 
 
 def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Tensor:

@@ -18,8 +18,8 @@ from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss,
 from offramp.nn.exit_policies import exit_weights
 from offramp.nn.network import Network
 from offramp.nn.words import token_and_row_depths, words_of
+from offramp.tasks import IGNORED_TARGET
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
-from offramp.training.losses import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage
 
 
