@@ -94,7 +94,7 @@ def test_a_closed_off_ramp_costs_nothing() -> None:
 
 def test_thresholds_must_fit_the_off_ramps_and_their_unit() -> None:
     method, net = made("branchynet")
-    with pytest.raises(OfframpError, match="each of 3 off-ramps"):
+    with pytest.raises(OfframpError, match="each of 3 exits"):
         method.policy(net, EntropySettings(thresholds=(0.1, 0.2)))
     with pytest.raises(OfframpError, match="nats"):
         EntropySettings(threshold=-0.1)

@@ -17,7 +17,7 @@ from offramp.errors import OfframpError
 from offramp.methods.faster_dat.mutual_information import depths_by_information, mutual_information
 from offramp.methods.faster_dat.word_depths import seen
 from offramp.nn.batches import Data
-from offramp.nn.row_labels import labels_of
+from offramp.nn.row_labels import row_labels
 
 SENTENCES = ["a good film", "a bad film", "good good fun", "a film", "bad bad", "not a bad film"]
 LABELS = [1, 0, 1, 1, 0, 2]
@@ -72,15 +72,15 @@ def test_labels_are_classes_or_the_tags_that_occur() -> None:
             for label, tags in ((0, ["O"]), (1, ["B-X"]), (1, ["O"]))]  # fmt: skip
     data = Data(rows, encoded([[5], [6], [7]]))
     classes = tasks.get("classification").from_rows(rows, "rows")
-    assert labels_of(classes, data).tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert row_labels(classes, data).tolist() == [[1, 0], [0, 1], [0, 1]]
     tags = tasks.get("tagging").from_rows(rows, "rows")
-    assert labels_of(tags, data).tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert row_labels(tags, data).tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
 def test_numbers_are_labelled_by_their_quarter() -> None:
     rows = [{"text": "a", "label": number} for number in (0.5, 9.0, 1.5, 1.5, 4.0, 2.5)]
     task = tasks.get("regression").from_rows(rows, "rows")
-    made = labels_of(task, Data(rows, encoded([[5]] * 6)))
+    made = row_labels(task, Data(rows, encoded([[5]] * 6)))
     assert made.argmax(1).tolist() == [0, 3, 0, 0, 3, 2] and made.sum() == 6
 
 
@@ -94,7 +94,7 @@ def test_rows_without_classes_or_labels_are_refused(name: str, fix: str) -> None
     ]
     task = tasks.get(name).from_rows(rows, "rows")
     with pytest.raises(OfframpError, match=fix):
-        labels_of(task, Data(rows, encoded([[5], [6]]), labelled=name == "question_answering"))
+        row_labels(task, Data(rows, encoded([[5], [6]]), labelled=name == "question_answering"))
 
 
 def test_a_vocabulary_that_filtering_leaves_empty_is_refused() -> None:

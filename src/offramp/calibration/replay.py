@@ -26,6 +26,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy, PolicyWrapper
 from offramp.inference.batching import RunOutput, run_encoded, run_packed
 from offramp.nn.batches import Data, build_batch, pack_rows
+from offramp.nn.keys import EXIT_UNIT
 from offramp.nn.network import Network
 
 Array = NDArray[np.float64]
@@ -91,7 +92,7 @@ class _Recorder(PolicyWrapper):
         leaving = self.inner.should_exit(layer, s)  # at the full setting: no row, or (a truncated model) every row
         if layer in self.network.exit_heads:
             self.logits.setdefault(layer, []).append(s.logits().float().cpu())
-            if "exit_unit" in self.network.added:
+            if EXIT_UNIT in self.network.added:
                 self.exit_unit.setdefault(layer, []).append(s.exit_unit().float().cpu())
         return leaving
 
@@ -209,7 +210,7 @@ def replayed_state(network: Network, recording: ExitRecording, layer: int) -> St
 def exit_table(network: Network, recording: ExitRecording, data: Data, uncertainties: Array) -> ExitTable:
     """Return the score and cost of every exit for every encoded row, beside its uncertainty."""
     exits = [*sorted(network.exit_heads), network.depth]
-    learned, trace = "exit_unit" in network.added, trace_all_exits(network, recording)
+    learned, trace = EXIT_UNIT in network.added, trace_all_exits(network, recording)
 
     def cost(events: list[Event]) -> Array:
         return np.asarray(macs(events, network, recording.packed.count).numpy())

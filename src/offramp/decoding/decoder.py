@@ -13,10 +13,8 @@ from offramp.core.packed import Packed
 from offramp.decoding.beam_search import GenerationRules
 from offramp.decoding.cost import DecoderCost
 from offramp.decoding.loop import StepDecoder
+from offramp.nn.keys import HALTING_UNIT, VOCABULARIES
 from offramp.nn.network import Network
-
-HALTING_UNIT = "halting_unit"  # module key of the unit that decides depths
-VOCABULARIES = "vocabularies"  # module key of vocabulary projections of the exits below the last
 
 
 def decoder_of(network: Network) -> Decoder:

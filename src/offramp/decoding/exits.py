@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from offramp.core.cost import HeadCost
 from offramp.core.policy import Policy
-from offramp.decoding.decoder import HALTING_UNIT, VOCABULARIES, decoder_of, halting_unit, vocabulary_heads
+from offramp.decoding.decoder import decoder_of, halting_unit, vocabulary_heads
 from offramp.decoding.teacher_forcing import TeacherForced
 from offramp.errors import OfframpError
 from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit
+from offramp.nn.keys import HALTING_UNIT, VOCABULARIES
 from offramp.nn.network import Network
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.decoding.decoder import HALTING_UNIT, decoder_of, vocabulary_heads
+from offramp.decoding.decoder import decoder_of, vocabulary_heads
 from offramp.decoding.exits import DecoderOptions, DecoderSettings, SentenceUnit, decoder_policy
 from offramp.decoding.teacher_forcing import TeacherForced, encode_source, teacher_force
 from offramp.decoding.vocabulary_loss import vocabulary_loss
@@ -32,6 +32,7 @@ from offramp.nn.exit_oracles import (
     row_oracle,
 )
 from offramp.nn.exit_policies import exit_weights
+from offramp.nn.keys import HALTING_UNIT
 from offramp.nn.network import Network
 from offramp.tasks import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage

@@ -44,6 +44,7 @@ from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.nn.token_scorers import TokenScorer, token_shares
@@ -295,7 +296,7 @@ class RandomScaleStage(DroppingStage):
 
     largest_scale: float = field(kw_only=True)
 
-    frozen_prefixes: ClassVar[tuple[str, ...]] = ("added.predictors.", "added.cuts.")
+    frozen_prefixes: ClassVar[tuple[str, ...]] = (f"added.{PREDICTORS}.", "added.cuts.")
 
     def training_policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(self.largest_scale * float(torch.rand(()))))
@@ -315,7 +316,7 @@ class AdapLeR(LengthMethod):
 
     def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
         predictors = {str(layer): TokenScorer(network.encoder.hidden) for layer in range(1, network.depth + 1)}
-        return nn.ModuleDict({"predictors": nn.ModuleDict(predictors), "cuts": TokenThresholds(network.depth)})
+        return nn.ModuleDict({PREDICTORS: nn.ModuleDict(predictors), "cuts": TokenThresholds(network.depth)})
 
     def policy(self, network: Network, settings: AdapLeRSettings) -> Policy:
         return AdapLeRPolicy(network, settings)

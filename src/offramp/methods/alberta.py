@@ -36,6 +36,7 @@ from offramp.methods._base import Method
 from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pool_states
 from offramp.nn.exit_policies import UncertaintyPolicy
+from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.forward import ForwardHooks, LayerStates
@@ -121,7 +122,7 @@ class ALBERTaPolicy(UncertaintyPolicy):
     """Plans at the end of the prefix; afterwards rows end where the plan says, without another look."""
 
     def __init__(self, network: Network, settings: ALBERTaSettings) -> None:
-        unit = network.added["exit_unit"]
+        unit = network.added[EXIT_UNIT]
         assert isinstance(unit, StructurePredictor)
         self.prefix, self.settings = unit.prefix, settings
 
@@ -211,7 +212,7 @@ class ALBERTa(Method):
             hidden, outputs = network.encoder.hidden, network.task.outputs
             later = [layer for layer in exits if int(layer) > options.prefix]
             exits.update({layer: ExitHead(hidden, outputs, options.head) for layer in later})
-        return nn.ModuleDict({"exit_heads": nn.ModuleDict(exits), "exit_unit": StructurePredictor(network, options)})
+        return nn.ModuleDict({EXIT_HEADS: nn.ModuleDict(exits), EXIT_UNIT: StructurePredictor(network, options)})
 
     def policy(self, network: Network, settings: ALBERTaSettings) -> Policy:
         return ALBERTaPolicy(network, settings)

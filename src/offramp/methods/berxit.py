@@ -27,6 +27,7 @@ from offramp.methods._base import DepthMethod
 from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import ExitHead, Pool
 from offramp.nn.exit_policies import ThresholdPolicy, ThresholdSettings, WeightedOptions, build_exit_heads
+from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.forward import LayerStates
@@ -89,7 +90,7 @@ class BERxiT(DepthMethod):
     def modules(self, network: Network, options: BERxiTOptions) -> nn.ModuleDict:
         """An off-ramp per layer and the shared unit."""
         unit = LearnedToExit(network.encoder.hidden, options.pool)
-        return nn.ModuleDict({"exit_heads": build_exit_heads(network, options), "exit_unit": unit})
+        return nn.ModuleDict({EXIT_HEADS: build_exit_heads(network, options), EXIT_UNIT: unit})
 
     def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
         return BERxiTPolicy(network, settings)

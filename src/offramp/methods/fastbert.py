@@ -30,6 +30,7 @@ from offramp.nn.exit_policies import (
     build_exit_heads_from,
     exit_modules,
 )
+from offramp.nn.keys import EXIT_HEADS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.objectives import ExitHeadStage, Objective, detached_exits_objective, self_distillation
@@ -81,7 +82,7 @@ class FastBERT(DepthMethod):
             return exit_modules(network, options)
         hidden, outputs = network.encoder.hidden, network.task.outputs
         heavy = build_exit_heads_from(network, options, lambda: AttendingExitHead(hidden, outputs, network.per_token))
-        return nn.ModuleDict({"exit_heads": heavy})
+        return nn.ModuleDict({EXIT_HEADS: heavy})
 
     def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
         return NormalisedEntropyPolicy(network, settings)

@@ -41,6 +41,7 @@ from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.nn import row_ops as rows
 from offramp.nn.batches import Batch, Data
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.nn.token_scorers import TokenScorer
@@ -217,7 +218,7 @@ class ReinforceStage(Stage):
     guided: bool = True  # one choice of every row imitates the heuristic
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.network.named_parameters() if name.startswith("added.predictors.")]
+        return [(name, p) for name, p in self.network.named_parameters() if name.startswith(f"added.{PREDICTORS}.")]
 
     def optimisers(self, lr: float) -> list[ParameterGroups]:
         return [[{"params": [p for _, p in self.trainable()], "lr": self.head_lr}]]  # whatever the run's rate is
@@ -308,7 +309,7 @@ class TRBERT(LengthMethod):
 
     def modules(self, network: Network, options: TRBERTOptions) -> nn.ModuleDict:
         selectors = {str(layer): TokenScorer(network.encoder.hidden) for layer in selector_layers(network.depth)}
-        return nn.ModuleDict({"predictors": nn.ModuleDict(selectors)})
+        return nn.ModuleDict({PREDICTORS: nn.ModuleDict(selectors)})
 
     def policy(self, network: Network, settings: TRBERTSettings) -> Policy:
         return TRBERTPolicy(network, settings)

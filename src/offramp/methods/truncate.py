@@ -20,6 +20,7 @@ from offramp.errors import OfframpError
 from offramp.methods._base import Method, NoSettings
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_heads import SharedExitHead
+from offramp.nn.keys import EXIT_HEADS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import FixedSpace
 from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
@@ -100,7 +101,7 @@ class Truncate(Method):
             raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
         return nn.ModuleDict(
             {
-                "exit_heads": nn.ModuleDict(
+                EXIT_HEADS: nn.ModuleDict(
                     {str(options.k): SharedExitHead(network.model_head.apply, network.model_head.cost)}
                 )
             }

@@ -1,1 +1,1 @@
-"""What several methods share: the network they act on, heads, losses, criteria, traces, the training protocol."""
+"""What several methods are built from: the network they act on, batches, exit heads, exit policies, confidence."""

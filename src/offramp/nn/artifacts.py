@@ -1,4 +1,4 @@
-"""Tensors that a stage or a part makes once from the rows and finds again when training resumes."""
+"""Tensors that a stage or a module computes once from the rows and reads again when training resumes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from offramp.nn.batches import Data
 from offramp.tasks import Task
 
 
-def load_or_compute(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What the file holds; if there is none yet, it is made and appears whole."""
+def load_or_compute(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors in a file; if there is none, compute them and write it, completely or not at all."""
     if not path.is_file():
-        fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
-        save_file({name: tensor.contiguous() for name, tensor in make().items()}, fresh)
-        fresh.replace(path)
+        temporary = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
+        save_file({name: tensor.contiguous() for name, tensor in compute().items()}, temporary)
+        temporary.replace(path)
     return load_file(path)
 
 
 class FittedModule(nn.Module):
-    """A part that is made from training rows, not learned."""
+    """A module whose tensors are computed from the training rows, not learned by gradients."""
 
     def prepare(self, task: Task, data: Data, folder: Path) -> None:
-        """Make it, or find it made in the folder; called before the first stage, and again on resume."""
+        """Compute the tensors, or read them from the folder; called before the first stage, and again on resume."""
         raise NotImplementedError

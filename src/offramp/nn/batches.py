@@ -1,4 +1,4 @@
-"""Encoded rows → packed batches with targets."""
+"""Encoded rows as packed batches with targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offramp.core.packed import Packed, joined, pack
 from offramp.data.tokenization import Encoded
 from offramp.tasks import Task
 
-FOLDS = 4  # parts of the training rows: what is made from rows and learned from is made without a row's own part
+FOLDS = 4  # of the training rows: what is fitted to rows and then learned from is fitted without a row's own fold
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,23 @@ class Batch:
 
     packed: Packed
     targets: Tensor  # empty where rows have no labels
-    indices: list[int]  # which encoded rows these are: artifacts such as saliencies are looked up by them
+    indices: list[int]  # of the encoded rows: artifacts such as saliencies are looked up by them
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device."""
+        """Return the batch on a device."""
         return Batch(self.packed.to(device), self.targets.to(device), self.indices)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Rows and their encoding, kept together: `encoded[i].example` points into `rows`."""
+    """Rows with their encoding: `encoded[i].example` is an index into `rows`."""
 
     rows: Sequence[Mapping[str, Any]]
     encoded: list[Encoded]
     labelled: bool = True
 
     def subset(self, chosen: Sequence[bool]) -> Data:
-        """Some of the rows, as if the others had never been there."""
+        """Return the chosen rows, numbered as if the others did not exist."""
         number = {old: new for new, old in enumerate(i for i, wanted in enumerate(chosen) if wanted)}
         encoded = [replace(e, example=number[e.example]) for e in self.encoded if chosen[e.example]]
         return Data([self.rows[i] for i in number], encoded, self.labelled)
@@ -51,51 +51,54 @@ class Data:
 
 
 def pack_rows(task: Task, encoded: Sequence[Encoded]) -> Packed:
-    """Rows ready for the loop, without targets."""
-    return _columns(pack([e.ids for e in encoded], [e.types for e in encoded]), task, encoded)
+    """Return encoded rows as a packed batch for the loop, without targets."""
+    return _with_word_columns(pack([e.ids for e in encoded], [e.types for e in encoded]), task, encoded)
 
 
-def build_batch(task: Task, data: Data, ids: Sequence[int], seed: int | None) -> Batch:
-    """Rows `ids` with their targets. Random masking depends on the seed and the row's number, never on batch mates;
-    without a seed on the row's own words alone."""
-    chosen = [data.encoded[i] for i in ids]
+def build_batch(task: Task, data: Data, indices: Sequence[int], seed: int | None) -> Batch:
+    """Return the encoded rows of these indices with their targets.
+
+    Random masking depends on the seed and the row's index, never on the other rows of the batch; without a seed it
+    depends on the row's own tokens alone.
+    """
+    chosen = [data.encoded[i] for i in indices]
     if not data.labelled:
-        return Batch(pack_rows(task, chosen), torch.empty(0), list(ids))
-    rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in ids]
+        return Batch(pack_rows(task, chosen), torch.empty(0), list(indices))
+    rngs = [None if seed is None else random.Random(f"{seed}:{i}") for i in indices]
     pairs = [task.inputs_and_targets(e, data.rows[e.example], rng) for e, rng in zip(chosen, rngs, strict=True)]
-    packed = _columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
+    packed = _with_word_columns(pack([p[0] for p in pairs], [e.types for e in chosen]), task, chosen)
     packed = packed.with_rows(fold=torch.tensor([fold_of(e.ids) for e in chosen]))
-    return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(ids))
+    return Batch(packed, task.stack_targets([p[1] for p in pairs]), list(indices))
 
 
 def fold_of(ids: Sequence[int]) -> int:
-    """Which part of the training rows a row belongs to: by its tokens, so that rows that are alike lie together."""
+    """Return the fold of the training rows that a row belongs to, by its tokens: equal rows are in the same fold."""
     return sum(ids) % FOLDS
 
 
 def epoch_batches(task: Task, data: Data, size: int, seed: int) -> list[list[int]]:
-    """Encoded rows of an epoch in batches of `size`, drawn anew for every seed, always the same number of batches.
+    """Return the indices of the encoded rows of an epoch in batches of `size`, in an order drawn from the seed.
 
-    Sentences to be said lie side by side in training, so those are grouped by length: `size` rows of mean length make a
-    batch, more short ones, fewer long ones.
+    The number of batches is the same for every seed. Target sentences are padded in training, so rows of sequence tasks
+    are grouped by length: a batch holds `size` rows of mean length, more short rows or fewer long ones.
     """
-    total, make = len(data.encoded), torch.Generator().manual_seed(seed)
-    order = torch.randperm(total, generator=make).tolist()
+    total, generator = len(data.encoded), torch.Generator().manual_seed(seed)
+    order = torch.randperm(total, generator=generator).tolist()
     if task.kind != "sequence":
         return [order[start : start + size] for start in range(0, total, size)]
     weight = [len(e.ids) + len(e.target) for e in data.encoded]
     order.sort(key=weight.__getitem__)  # stable: the draw decides among equals
-    room = max(1, size * sum(weight) // max(1, total))
+    capacity = max(1, size * sum(weight) // max(1, total))
     groups: list[list[int]] = [[]]
     for row in order:
-        if groups[-1] and (len(groups[-1]) + 1) * weight[row] > room:
+        if groups[-1] and (len(groups[-1]) + 1) * weight[row] > capacity:
             groups.append([])
         groups[-1].append(row)
-    return [groups[i] for i in torch.randperm(len(groups), generator=make).tolist()]
+    return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
-def _columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
-    """Which word each token belongs to; where words have answers, mark their first piece: there the answer stands."""
+def _with_word_columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:
+    """Add the word of each token and, where words have answers, mark each word's first piece, where its answer is."""
     packed = packed.with_tokens(word=torch.from_numpy(joined([e.words for e in encoded])))
     if task.kind != "token":
         return packed

@@ -1,7 +1,7 @@
-"""Off-ramps: small heads that answer after a layer.
+"""Exit heads: small heads after a layer.
 
-What a head reads decides how early it can answer. The first token of a sentence-embedding checkpoint carries nothing
-before the middle of the stack; mean and maximum over tokens are informative from the embeddings on.
+What a head reads decides how early it is accurate. In a sentence-embedding checkpoint the first token carries no
+information before the middle layers; mean and maximum over tokens are informative from the embeddings on.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ Pool = Literal["first", "mean", "meanmax"]
 
 
 def pool_states(packed: Packed, pool: Pool) -> Tensor:
-    """What stands for each row."""  # [rows, hidden], twice as wide for meanmax
+    """Return one vector for each row."""  # [rows, hidden], twice as wide for meanmax
     if pool == "first":
         return packed.first()
     return packed.mean() if pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
 
 
 class ExitHead(nn.Module):
-    """Pool (rows) or not (tokens), normalise, drop out, project."""
+    """Pools (rows) or not (tokens), normalises, applies dropout and projects."""
 
     def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1) -> None:
         super().__init__()
         self.pool = pool
-        wide = 2 * hidden if pool == "meanmax" else hidden
+        width = 2 * hidden if pool == "meanmax" else hidden
         self.dense = nn.Linear(hidden, hidden) if pool == "first" else None
-        self.norm = nn.LayerNorm(wide)
+        self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        self.project = nn.Linear(wide, outputs)
+        self.project = nn.Linear(width, outputs)
         macs = linear_macs(self)
         self.cost = HeadCost(0, macs) if pool is None else HeadCost(macs, 0)
 
     def features(self, packed: Packed) -> Tensor:
-        """What the head looks at, before the projection."""  # [rows or tokens, wide]
+        """Return what the projection reads."""  # [rows or tokens, width]
         if self.pool is None:
-            seen = packed.states
+            states = packed.states
         else:
-            seen = pool_states(packed, self.pool)
-            seen = seen if self.dense is None else torch.tanh(self.dense(seen))
-        normed: Tensor = self.norm(seen)
+            states = pool_states(packed, self.pool)
+            states = states if self.dense is None else torch.tanh(self.dense(states))
+        normed: Tensor = self.norm(states)
         return normed
 
     def forward(self, packed: Packed) -> Tensor:
-        """Logits per row, or per token where `pool` is None."""
+        """Return logits per row, or per token where `pool` is None."""
         logits: Tensor = self.project(self.dropout(self.features(packed)))
         return logits
 
 
 class SharedExitHead(nn.Module):
-    """An exit through the model's own head: where a head is a whole vocabulary, or has moved down to this layer."""
+    """An exit through the model's own head: for heads over a vocabulary, or for a head that was moved to this layer."""
 
     def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost) -> None:
         super().__init__()
         self._apply_head, self.cost = apply, cost
 
     def forward(self, packed: Packed) -> Tensor:
-        """Logits of the model's own head on an earlier layer's states."""
+        """Return the logits of the model's own head on this layer's states."""
         return self._apply_head(packed)
 
 
 class MeanMaxHead(nn.Module):
-    """Maximum and mean over all tokens, rectified, projected: Faster-DAT's head."""
+    """Projects the rectified maximum and mean over all tokens: Faster-DAT's head."""
 
     def __init__(self, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -77,19 +77,19 @@ class MeanMaxHead(nn.Module):
         self.cost = HeadCost(linear_macs(self), 0)
 
     def forward(self, packed: Packed) -> Tensor:
-        """Logits per row."""
+        """Return the logits of every row."""
         logits: Tensor = self.project(self.dropout(torch.cat((packed.max(), packed.mean()), dim=1).relu()))
         return logits
 
 
 class CostOnly(nn.Module):
-    """Nothing but a price: what a method computes at a layer besides its exits."""
+    """A module without parameters that carries the cost of what a method computes at a layer besides its exits."""
 
-    def __init__(self, price: Callable[[], HeadCost]) -> None:
+    def __init__(self, compute_cost: Callable[[], HeadCost]) -> None:
         super().__init__()
-        self._price = price
+        self._compute_cost = compute_cost
 
     @property
     def cost(self) -> HeadCost:
-        """MACs; asked for only when something was computed."""
-        return self._price()
+        """MACs; read only when something was computed."""
+        return self._compute_cost()

@@ -1,8 +1,8 @@
-"""What exits share: their options, their settings, the run-time rule "leave when doubt is small", their heads.
+"""What exit methods share: options, settings, exit heads, and the policy "exit where uncertainty is small".
 
-Doubt is whatever a method measures of a row's answer (entropy, hesitation, a learned unit); it is 0 when sure. One
-threshold serves all off-ramps, or calibration gives each its own together with a temperature for its logits. An
-off-ramp whose threshold is 0 is closed: nobody can leave there, so its head is not even evaluated.
+Uncertainty is what a method measures of a row's logits (entropy, least confidence, a learned unit); it is 0 when
+certain. One threshold serves all exits, or calibration chooses one for each, together with a temperature for its
+logits. An exit whose threshold is 0 is closed: no row can exit there, so its head is not evaluated.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from offramp.errors import OfframpError
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.confidence import row_entropy, row_least_confidence, row_normalised_entropy
 from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead
+from offramp.nn.keys import EXIT_HEADS
 from offramp.nn.network import Network
 from offramp.utils.merged_dataclass import SINGLE_METHOD_ONLY
 
@@ -34,33 +35,33 @@ BagOfWordsTraining = Literal["learned", "fitted"]
 
 @dataclass(frozen=True)
 class ExitOptions:
-    """How exits are built and trained; fixed once trained."""
+    """How exit heads are built and trained; fixed once trained."""
 
     pool: Pool = "meanmax"
-    exit0: bool = True  # an off-ramp on the embeddings, before any layer
+    exit0: bool = True  # an exit on the embeddings, before any layer
     bag_of_words: bool = (
-        True  # first off-ramps of whole-row classes know words and pairs of neighbours (two look-up tables)
+        True  # the first exits of row classifiers know words and pairs of neighbours (two look-up tables)
     )
     bag_of_words_training: BagOfWordsTraining = (
-        "learned"  # tables learn with the off-ramps, or are solved for before (better for long rows)
+        "learned"  # tables are learned with the exit heads, or solved for before (better for long rows)
     )
-    bag_of_words_depth: int = 0  # the last layer whose off-ramp knows words, each by tables of its own
-    head_lr: float = 2e-3  # fresh heads learn faster than the pretrained body
+    bag_of_words_depth: int = 0  # the last layer whose exit knows words, each with its own tables
+    head_lr: float = 2e-3  # new heads learn faster than the pretrained backbone
 
     def __post_init__(self) -> None:
         if not 0.0 < self.head_lr < 1.0:
             raise OfframpError("a learning rate of heads", f"head_lr={self.head_lr}", "use e.g. 0.002")
         if self.bag_of_words_depth < 0:
             given = f"bag_of_words_depth={self.bag_of_words_depth}"
-            raise OfframpError("how deep off-ramps know words", given, "use 0 (off-ramp 0 only) or a layer, e.g. 2")
+            raise OfframpError("the last layer whose exit knows words", given, "use 0 (exit 0 only) or a layer, e.g. 2")
 
 
 @dataclass(frozen=True)
 class JointOptions(ExitOptions):
-    """Exits that train together with the backbone, in stages of their own."""
+    """Exits that are trained together with the backbone."""
 
     mixed: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)  # fine-tune the backbone alone first
-    # layers learn from the mean of the exits above, not from their sum
+    # layers get the mean of the gradients of the exits above, not their sum
     equilibrium: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)
 
 
@@ -68,33 +69,33 @@ class JointOptions(ExitOptions):
 class WeightedOptions(JointOptions):
     """Exits whose losses are summed with fixed weights."""
 
-    weights: Literal["index", "uniform"] = "index"  # index: later exits count more, i/Σi
+    weights: Literal["index", "uniform"] = "index"  # index: later exits weigh more, i/Σi
 
 
 @dataclass(frozen=True)
 class ThresholdSettings:
-    """Leave when doubt is below the threshold; 0 never leaves early. `thresholds` (one per off-ramp) replace it."""
+    """Exit where uncertainty is below the threshold; 0 never exits early. `thresholds` (one per exit) replace it."""
 
     threshold: float = 0.0
     thresholds: tuple[float, ...] = ()
-    temperatures: tuple[float, ...] = ()  # each off-ramp's logits are divided by its own
+    temperatures: tuple[float, ...] = ()  # each exit's logits are divided by its own
 
     largest_threshold: ClassVar[float] = 1.0
-    threshold_name: ClassVar[str] = "a doubt threshold"
+    threshold_name: ClassVar[str] = "an uncertainty threshold"
 
     def __post_init__(self) -> None:
         for value in (self.threshold, *self.thresholds):
             if not 0.0 <= value <= self.largest_threshold:
                 given = f"threshold={value}"
                 raise OfframpError(
-                    self.threshold_name, given, f"use 0 (never leave early) up to {self.largest_threshold:g}, e.g. 0.3"
+                    self.threshold_name, given, f"use 0 (never exit early) up to {self.largest_threshold:g}, e.g. 0.3"
                 )
         if any(not value > 0.0 for value in self.temperatures):
-            raise OfframpError("temperatures of off-ramps", f"{self.temperatures}", "each must be above 0")
+            raise OfframpError("temperatures of exits", f"{self.temperatures}", "each must be above 0")
 
-    def threshold_of(self, place: int) -> float:
-        """The doubt below which rows leave at the off-ramp at this place in the order of off-ramps."""
-        return self.thresholds[place] if self.thresholds else self.threshold
+    def threshold_of(self, exit_number: int) -> float:
+        """Return the uncertainty below which rows exit at the exit of this number, counted from the first exit."""
+        return self.thresholds[exit_number] if self.thresholds else self.threshold
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ class EntropySettings(ThresholdSettings):
 
 
 class UncertaintyPolicy(Policy):
-    """Rows leave where doubt is small: what calibration needs to know to choose thresholds."""
+    """A policy whose rows exit where uncertainty is small; calibration reads it to choose thresholds."""
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
-        """How little the answer after this layer can be trusted."""  # [rows]
+        """Return how uncertain the exit after this layer is."""  # [rows]
         raise NotImplementedError
 
 
@@ -121,15 +122,15 @@ class ThresholdPolicy(UncertaintyPolicy):
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         self.task, self.settings = network.task, settings
-        self.exit_numbers = {layer: place for place, layer in enumerate(sorted(network.exit_heads))}
+        self.exit_numbers = {layer: number for number, layer in enumerate(sorted(network.exit_heads))}
         for name in ("thresholds", "temperatures"):
             given: tuple[float, ...] = getattr(settings, name)
             if given and len(given) != len(self.exit_numbers):
-                asked = f"one of {name} for each of {len(self.exit_numbers)} off-ramps"
+                asked = f"one of {name} for each of {len(self.exit_numbers)} exits"
                 raise OfframpError(asked, f"{len(given)}", "give as many as there are, or calibrate again")
 
     def threshold(self, layer: int) -> float:
-        """The doubt below which rows leave after this layer; 0: nobody does."""
+        """Return the uncertainty below which rows exit after this layer; 0: no row does."""
         return self.settings.threshold_of(self.exit_numbers[layer]) if layer in self.exit_numbers else 0.0
 
     def needs(self, layer: int) -> Needs:
@@ -166,14 +167,14 @@ class ThresholdPolicy(UncertaintyPolicy):
         return policy
 
     def reason(self, layer: int, s: State) -> str:
-        limit = self.threshold(layer)
-        if limit == 0.0:
+        threshold = self.threshold(layer)
+        if threshold == 0.0:
             return ""
         uncertainty = float(self.uncertainty(layer, s)[0])
-        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
+        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < threshold else '≥'} {threshold:.3g}"
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
-        """How little the answer after this layer can be trusted."""  # [rows]
+        """Return how uncertain the exit after this layer is."""  # [rows]
         packed, logits = s.exit_input(), s.logits()
         if self.reads_rows:
             own = s.packed.rows[TEMPERATURES][:, self.exit_numbers[layer]]
@@ -183,11 +184,11 @@ class ThresholdPolicy(UncertaintyPolicy):
         return self.measure(logits, packed)
 
     def temperature(self, layer: int) -> float:
-        """What the logits of this off-ramp are divided by."""
+        """Return what the logits of this exit are divided by."""
         return self.settings.temperatures[self.exit_numbers[layer]] if self.settings.temperatures else 1.0
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
-        """Doubt read off logits."""  # [rows]
+        """Return the uncertainty of these logits."""  # [rows]
         raise NotImplementedError
 
 
@@ -198,10 +199,12 @@ class EntropyPolicy(ThresholdPolicy):
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         super().__init__(network, settings)
-        most, given = math.log(max(2, network.task.outputs)), max(settings.threshold, *settings.thresholds, 0.0)
-        if network.task.kind == "row" and given > 1.01 * most:
-            what = f"threshold={given:g}, where {network.task.outputs} labels have at most {most:.3g}"
-            fix = f"use 0 (never leave early) up to {most:.3g}; a percentage or a share of the maximum is another unit"
+        largest, given = math.log(max(2, network.task.outputs)), max(settings.threshold, *settings.thresholds, 0.0)
+        if network.task.kind == "row" and given > 1.01 * largest:
+            what = f"threshold={given:g}, where {network.task.outputs} labels have at most {largest:.3g}"
+            fix = (
+                f"use 0 (never exit early) up to {largest:.3g}; a percentage or a share of the maximum is another unit"
+            )
             raise OfframpError(settings.threshold_name, what, fix)
 
     def measure(self, logits: Tensor, packed: Packed) -> Tensor:
@@ -227,35 +230,35 @@ class LeastConfidencePolicy(ThresholdPolicy):
 
 
 def build_exit_heads(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """One off-ramp per layer below the last, and one on the embeddings if asked."""
+    """Return an exit head for each layer below the last, and one on the embeddings if `options.exit0`."""
     if options.pool not in get_args(Pool):
-        raise OfframpError("a pooling for off-ramps", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
+        raise OfframpError("a pooling for exit heads", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
     pool: Pool | None = None if network.per_token else options.pool
     return build_exit_heads_from(network, options, lambda: ExitHead(network.encoder.hidden, network.task.outputs, pool))
 
 
-def build_exit_heads_from(network: Network, options: ExitOptions, head: Callable[[], nn.Module]) -> nn.ModuleDict:
-    """Off-ramps that are all made by `head`, which have a `cost`."""
+def build_exit_heads_from(network: Network, options: ExitOptions, new_head: Callable[[], nn.Module]) -> nn.ModuleDict:
+    """Return exit heads that `new_head` builds, each with a `cost`, within a bag of words where the options say so."""
     task, layers = network.task, [str(layer) for layer in range(0 if options.exit0 else 1, network.depth)]
     if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
         return nn.ModuleDict(
             {layer: SharedExitHead(network.model_head.apply, network.model_head.cost) for layer in layers}
         )
-    made = {layer: head() for layer in layers}
+    heads = {layer: new_head() for layer in layers}
     if options.bag_of_words and task.kind == "row" and "distribution" in task.provides:
-        knowing = FittedBagOfWordsExit if options.bag_of_words_training == "fitted" else BagOfWordsExit
+        bag_of_words = FittedBagOfWordsExit if options.bag_of_words_training == "fitted" else BagOfWordsExit
         for layer in [layer for layer in layers if int(layer) <= options.bag_of_words_depth]:
-            cost: HeadCost = made[layer].cost  # type: ignore[assignment]  # a module attribute
-            made[layer] = knowing(made[layer], cost, network.hf.config.vocab_size, task.outputs)
-    return nn.ModuleDict(made)
+            cost: HeadCost = heads[layer].cost  # type: ignore[assignment]  # a module attribute
+            heads[layer] = bag_of_words(heads[layer], cost, network.hf.config.vocab_size, task.outputs)
+    return nn.ModuleDict(heads)
 
 
 def exit_modules(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """What most exit methods add: off-ramps and nothing else."""
-    return nn.ModuleDict({"exit_heads": build_exit_heads(network, options)})
+    """Return what most exit methods add: exit heads and nothing else."""
+    return nn.ModuleDict({EXIT_HEADS: build_exit_heads(network, options)})
 
 
 def exit_weights(count: int, rule: Literal["index", "uniform"]) -> list[float]:
-    """One weight for each of `count` exits, the first first, summing to 1."""
-    raw = [place + 1.0 if rule == "index" else 1.0 for place in range(count)]
-    return [w / sum(raw) for w in raw]
+    """Return a weight for each of `count` exits, from the first to the last; they sum to 1."""
+    weights = [number + 1.0 if rule == "index" else 1.0 for number in range(count)]
+    return [weight / sum(weights) for weight in weights]

@@ -1,4 +1,4 @@
-"""A model as methods see it: a backbone in half-layers, a task, the model's own head, and what a method added."""
+"""The network that methods act on: a backbone in half-layers, a task, the model's own head, and added modules."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from offramp.nn.artifacts import FittedModule
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
 from offramp.nn.batches import Data
 from offramp.nn.exit_heads import ExitHead, SharedExitHead
+from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT, FINAL_HEAD, PREDICTORS
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """Everything with parameters. Also answers the loop's two questions: what an exit says, and what parts cost."""
+    """A Hugging Face model with a task and a method's modules; it is the loop's exit heads and its cost model."""
 
     hf: PreTrainedModel
     encoder: Encoder
     task: Task
     model_head: Head
-    added: nn.ModuleDict  # a method's modules; exits under `exit_heads`, by layer; `last` replaces the model's own head
-    newly_initialized: frozenset[str] = frozenset()  # parameters of `hf` that no checkpoint held
-    decoder: Decoder | None = None  # of sequence tasks: exits and depth are then the decoder's
+    added: nn.ModuleDict  # a method's modules, under the keys of `nn.keys`
+    newly_initialized: frozenset[str] = frozenset()  # parameters of `hf` that the checkpoint lacked
+    decoder: Decoder | None = None  # of sequence tasks, whose exits and depth are the decoder's
 
     @property
     def per_token(self) -> bool:
@@ -45,108 +46,109 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self._first.device
+        """The device of the parameters."""
+        return self._any_parameter.device
 
     @cached_property
-    def _first(self) -> Tensor:
-        """A parameter: it stays the same object wherever the model moves."""
+    def _any_parameter(self) -> Tensor:
+        """A parameter, which stays the same object when the model moves to another device."""
         return next(self.hf.parameters())
 
     @property
     def depth(self) -> int:
-        """Number of layers that a method may save: the encoder's, or the decoder's blocks where there is one."""
+        """Number of layers that a method may save: the encoder's, or the decoder's blocks if there is a decoder."""
         return self.encoder.depth if self.decoder is None else self.decoder.depth
 
     @property
     def exit_heads(self) -> dict[int, ExitHead | BagOfWordsExit | FittedBagOfWordsExit | SharedExitHead]:
-        """Off-ramps by the layer they follow; the last exit is the model's own head and not among them."""
-        found = self.added["exit_heads"] if "exit_heads" in self.added else nn.ModuleDict()
-        return {int(layer): exit_head for layer, exit_head in found.items()}  # type: ignore[operator]  # a ModuleDict
+        """Exit heads by the layer they follow; the last exit, the model's own head, is not among them."""
+        heads = self.added[EXIT_HEADS] if EXIT_HEADS in self.added else nn.ModuleDict()
+        return {int(layer): exit_head for layer, exit_head in heads.items()}  # type: ignore[operator]  # a ModuleDict
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
-        """Logits of the exit after `layer`, per row or per token."""
+        """Return the logits of the exit after `layer`, per row or per token."""
         packed = packed.with_states(self.encoder.final(packed.states))
+        logits: Tensor
         if layer < self.depth:
-            logits: Tensor = self.added["exit_heads"][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
-            return logits
-        said: Tensor = self.added["final_head"](packed) if "final_head" in self.added else self.model_head.apply(packed)
-        return said
+            logits = self.added[EXIT_HEADS][str(layer)](packed)  # type: ignore[index]  # a ModuleDict
+        else:
+            logits = self.added[FINAL_HEAD](packed) if FINAL_HEAD in self.added else self.model_head.apply(packed)
+        return logits
 
     def embed_cost(self) -> HeadCost:
-        """MACs among the embeddings."""
+        """Return the MACs of the embeddings."""
         return self.encoder.embed_cost
 
     def layer_cost(self, layer: int) -> LayerCost:
-        """MACs of layer 1…L."""
+        """Return the MACs of layer 1…L."""
         return self.encoder.layers[layer - 1].cost
 
     def exit_cost(self, layer: int) -> HeadCost:
-        """MACs of the exit after layer 0…L."""
+        """Return the MACs of the exit after layer 0…L."""
         if layer < self.depth:
-            own: HeadCost = self.added["exit_heads"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+            own: HeadCost = self.added[EXIT_HEADS][str(layer)].cost  # type: ignore[index]  # a ModuleDict
             return own
-        cost: HeadCost = self.added["final_head"].cost if "final_head" in self.added else self.model_head.cost  # type: ignore[assignment]
+        cost: HeadCost = self.added[FINAL_HEAD].cost if FINAL_HEAD in self.added else self.model_head.cost  # type: ignore[assignment]
         return cost
 
     @property
     def unpruned(self) -> Network:
-        """The same network at the prices it had before parts of its layers were cut off."""
+        """The same network with the costs its layers had before parts of them were pruned."""
         layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
         return replace(self, encoder=replace(self.encoder, layers=layers))
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:
-        """What the method's learned unit, under `uncertainty`, says of each row: 0 sure … 1 unsure."""  # [rows, …]
+        """Return the output of the method's learned exit unit for each row: 0 certain … 1 uncertain."""  # [rows, …]
         packed = packed.with_states(self.encoder.final(packed.states))
-        said: Tensor = self.added["exit_unit"](layer, packed)
-        return said
+        output: Tensor = self.added[EXIT_UNIT](layer, packed)
+        return output
 
     def exit_unit_cost(self, layer: int) -> HeadCost:
-        """MACs of that unit."""
-        cost: HeadCost = self.added["exit_unit"].cost  # type: ignore[assignment]  # a module attribute
+        """Return the MACs of the exit unit."""
+        cost: HeadCost = self.added[EXIT_UNIT].cost  # type: ignore[assignment]  # a module attribute
         return cost
 
     def predictor_cost(self, layer: int) -> HeadCost:
-        """MACs of a method's own predictor at a layer: modules under `extra`, which carry a `cost`."""
-        cost: HeadCost = self.added["predictors"][str(layer)].cost  # type: ignore[index]  # a ModuleDict
+        """Return the MACs of the method's own predictor at a layer, from the module's `cost`."""
+        cost: HeadCost = self.added[PREDICTORS][str(layer)].cost  # type: ignore[index]  # a ModuleDict
         return cost
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
-        """What that predictor says of each token's state before the layer."""
-        said: Tensor = self.added["predictors"][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
-        return said
+        """Return the predictor's output for each token's state before the layer."""
+        output: Tensor = self.added[PREDICTORS][str(layer)](self.encoder.final(packed.states))  # type: ignore[index]
+        return output
 
     def prepare(self, data: Data, folder: Path) -> None:
-        """Parts that are made from training rows, not learned, are made now, or found in the folder."""
-        for part in self.added.modules():
-            if isinstance(part, FittedModule):
-                part.prepare(self.task, data, folder)
+        """Compute what fitted modules take from the training rows, or read it from the folder."""
+        for module in self.added.modules():
+            if isinstance(module, FittedModule):
+                module.prepare(self.task, data, folder)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters: `model.…` for the Hugging Face part, `added.…` for the rest."""
+        """Yield all parameters: `model.…` of the Hugging Face model, `added.…` of the method's modules."""
         yield from ((f"model.{name}", p) for name, p in self.hf.named_parameters())
         yield from ((f"added.{name}", p) for name, p in self.added.named_parameters())
 
     def to(self, device: torch.device) -> None:
-        """All parameters on a device, in place."""
+        """Move all parameters to a device, in place."""
         self.hf.to(device)  # type: ignore[arg-type]  # transformers' own annotation is narrower
         self.added.to(device)
 
     def train(self, backbone: bool = True, added: bool = True) -> None:
-        """Dropout on or off, part by part."""
+        """Set training mode (dropout) of the backbone and of the added modules."""
         self.hf.train(backbone)
         self.added.train(added)
 
     def eval(self) -> None:
-        """Dropout off everywhere."""
+        """Set evaluation mode of all modules."""
         self.train(False, False)
 
 
 def bare_network(hf: PreTrainedModel, task: Task) -> Network:
-    """A bare network; a method's modules are put into `added` afterwards."""
+    """Return the network of a model without a method's modules; they are put into `added` afterwards."""
     head = backbones.head(hf, task.auto_class)
     decoder = backbones.decoder(hf) if task.kind == "sequence" else None
     if decoder is not None and task.vocabulary > decoder.vocabulary:
-        given = f"a tokenizer of {task.vocabulary} pieces and a model that can say {decoder.vocabulary}"
+        given = f"a tokenizer of {task.vocabulary} pieces and a model that knows {decoder.vocabulary}"
         raise OfframpError("a model and its tokenizer", given, "use the tokenizer that the model was trained with")
     return Network(hf, backbones.encoder(hf), task, head, nn.ModuleDict(), decoder=decoder)

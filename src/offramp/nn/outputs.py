@@ -1,4 +1,4 @@
-"""What became of each row, in numbers."""
+"""What a run returns for each row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What happened to each encoded row."""
+    """Logits, exit layers and cost of each encoded row."""
 
-    logits: list[NDArray[Any]]  # [outputs] or [tokens, outputs]; of sentences [pieces, 2]: piece and exit
+    logits: list[NDArray[Any]]  # [outputs] or [tokens, outputs]; of translations [pieces, 2]: piece and exit
     exit_layer: Array
     macs: Array
     tokens_kept: Array
-    tokens_by_layer: Array | None = (
-        None  # [layers] tokens of all rows together that each layer computed; None: not known
-    )
-    full_macs: Array | None = None  # what the full model would spend, where that depends on what was said
+    tokens_by_layer: Array | None = None  # [layers] tokens of all rows that each layer computed; None: unknown
+    full_macs: Array | None = None  # MACs of the full model, where they depend on the generated text

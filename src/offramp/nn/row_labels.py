@@ -1,4 +1,4 @@
-"""Which labels each training row has."""
+"""The labels of training rows as a matrix of 0 and 1."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from offramp.tasks import Task
 Floats = NDArray[np.float64]
 
 
-def labels_of(task: Task, data: Data) -> Floats:
-    """Which labels each row has: its class, the quarter its number lies in, or every tag that occurs in it."""
-    row_of = [data.rows[e.example] for e in data.encoded]
+def row_labels(task: Task, data: Data) -> Floats:
+    """Return which labels each row has: its class, the quartile of its number, or every tag that occurs in it."""
     spans = task.kind == "token" and "words" not in task.provides
     if spans or not data.labelled:
         given = f"rows of the task {task.name!r}" + (", which have no classes" if spans else " without labels")
         fix = "say --set estimation=reconstruction" if spans else f"add the column {task.target!r} to the rows"
         raise OfframpError("mutual information of words and labels", given, fix)
-    made = [task.inputs_and_targets(e, row, None)[1] for e, row in zip(data.encoded, row_of, strict=True)]
-    targets = task.stack_targets(made)
+    targets = task.stack_targets([task.inputs_and_targets(e, data.rows[e.example], None)[1] for e in data.encoded])
     if targets.is_floating_point():
         edges = torch.quantile(targets.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
         targets = torch.searchsorted(edges, targets.double())
     sizes = torch.tensor([len(e.ids) if task.kind == "token" else 1 for e in data.encoded])
-    row, real = torch.repeat_interleave(torch.arange(len(sizes)), sizes), targets >= 0
+    row, labelled = torch.repeat_interleave(torch.arange(len(sizes)), sizes), targets >= 0
     present = torch.zeros(len(sizes), int(targets.max()) + 1, dtype=torch.float64)
     one = torch.ones((), dtype=torch.float64)
-    return np.asarray(present.index_put((row[real], targets[real]), one).numpy())  # [rows, labels] of 0 and 1
+    return np.asarray(present.index_put((row[labelled], targets[labelled]), one).numpy())  # [rows, labels]

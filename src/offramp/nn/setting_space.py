@@ -1,4 +1,4 @@
-"""How one number from a user becomes a method's settings."""
+"""Which settings of a method calibration may choose from."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FixedSpace:
-    """Nothing to turn."""
+    """No setting can be chosen."""
 
 
 @dataclass(frozen=True)
 class ThresholdSpace:
-    """One real number per model, `loosest` meaning the full model."""
+    """One real number; `full_value` is the setting of the full model."""
 
     name: str
     full_value: float
-    unit: str  # nats, hesitation, normalised, doubt …
-    replay: bool = True  # settings never change later states, so one recording tells what each would do
-    grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
+    unit: str  # nats, normalised entropy, … shown to users
+    replay: bool = True  # settings never change later states, so one recording is enough to replay all
+    grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, cheapest first, without `full_value`
     extra_settings: Callable[[Network], list[dict[str, Any]]] | None = (
-        None  # settings to try besides the grid, of a network
+        None  # settings of a network to try besides the grid
     )
-    per_exit: bool = True  # where settings replay: calibration may also give every off-ramp a threshold of its own
+    per_exit: bool = True  # where settings replay: calibration may also choose a threshold for every exit
 
 
 @dataclass(frozen=True)
 class IntegerSpace:
-    """One whole number (patience), `loosest` meaning the full model."""
+    """One integer (patience); `full_value` is the setting of the full model."""
 
     name: str
     full_value: int
     replay: bool = True
-    grid: tuple[int, ...] = ()  # values to try where nothing can be replayed, tightest first, without the loosest
-    largest: Callable[[Network], int] | None = None  # the largest value that still changes something, of a network
+    grid: tuple[int, ...] = ()  # values to try where nothing can be replayed, cheapest first, without `full_value`
+    largest: Callable[[Network], int] | None = None  # the largest value that has an effect on a network
 
 
 @dataclass(frozen=True)
 class LengthSpace:
-    """A vector over layers, found by search; needs the model to be rerun."""
+    """A vector over layers, found by search, for which the model is rerun."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class ProductSpace:
-    """Two spaces at once: tokens leave by the first, rows by the second."""
+    """Two spaces at once: the first decides which tokens are dropped, the second when rows exit."""
 
     length: Space
     depth: Space

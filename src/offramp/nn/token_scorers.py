@@ -1,4 +1,4 @@
-"""Small networks that look at a token and say how much it matters; they live in `added` under `extra`, by layer."""
+"""Small networks that score how much a token matters; methods add them as predictors, by layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
-from offramp.nn import row_ops as rows
+from offramp.nn.row_ops import log_softmax_by_row
 
 WIDTH = 32
 
 
 class TokenScorer(nn.Module):
-    """State → one number."""
+    """Two linear layers from a token's state to one logit."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -21,11 +21,11 @@ class TokenScorer(nn.Module):
         self.cost = HeadCost(0, linear_macs(self))
 
     def forward(self, states: Tensor) -> Tensor:
-        """A logit per token."""  # [tokens, hidden] → [tokens]
-        said: Tensor = self.outer(nn.functional.gelu(self.inner(states))).squeeze(-1)
-        return said.float()
+        """Return a logit for each token."""  # [tokens, hidden] → [tokens]
+        logits: Tensor = self.outer(nn.functional.gelu(self.inner(states))).squeeze(-1)
+        return logits.float()
 
 
-def token_shares(said: Tensor, packed: Packed) -> Tensor:
-    """The share of each token among those left, by what a predictor says of them."""  # [tokens]
-    return rows.log_softmax_by_row(said, packed).exp()
+def token_shares(logits: Tensor, packed: Packed) -> Tensor:
+    """Return the softmax of a scorer's logits over the tokens that are left in each row."""  # [tokens]
+    return log_softmax_by_row(logits, packed).exp()

@@ -1,1 +1,1 @@
-"""The one trainer."""
+"""Training that all methods share: stages, objectives, forward passes, losses, the trainer and its checkpoints."""

@@ -32,6 +32,7 @@ from offramp.methods.depth_adaptive.policy import EncoderPolicy
 from offramp.methods.depth_adaptive.training import Adaptive
 from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
+from offramp.nn.keys import EXIT_HEADS, PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.stage import Stage
@@ -74,7 +75,7 @@ class DepthAdaptive(Method):
         by_word = options.level == "word" or (options.level == "auto" and "words" in task.provides)
         units = Halting(options.form, by_word, network.encoder.hidden, network.depth)
         return nn.ModuleDict(
-            {"exit_heads": build_exit_heads(network, ExitOptions(pool=options.pool, exit0=False)), "predictors": units}
+            {EXIT_HEADS: build_exit_heads(network, ExitOptions(pool=options.pool, exit0=False)), PREDICTORS: units}
         )
 
     def policy(self, network: Network, settings: DecoderSettings) -> Policy:

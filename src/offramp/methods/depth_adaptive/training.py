@@ -16,6 +16,7 @@ from offramp.methods.depth_adaptive.units import Halting, halting_units
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smooth_over_neighbours
 from offramp.nn.exit_policies import exit_weights
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.words import token_and_row_depths, words_of
 from offramp.tasks import IGNORED_TARGET
@@ -124,7 +125,7 @@ class Adaptive(Stage):
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         named = self.network.named_parameters()
-        return [(name, p) for name, p in named if self.halting or not name.startswith("added.predictors.")]
+        return [(name, p) for name, p in named if self.halting or not name.startswith(f"added.{PREDICTORS}.")]
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         options, net, units = self.options, self.network, halting_units(self.network)

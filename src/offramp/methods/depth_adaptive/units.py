@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 
 Form = Literal["multinomial", "geometric", "threshold"]
@@ -31,4 +32,4 @@ class Halting(nn.ModuleDict):
 
 
 def halting_units(network: Network) -> Halting:
-    return network.added["predictors"]  # type: ignore[return-value]  # a ModuleDict
+    return network.added[PREDICTORS]  # type: ignore[return-value]  # a ModuleDict

@@ -29,6 +29,7 @@ from offramp.methods.faster_dat.policy import FasterDATPolicy, deepest_word
 from offramp.methods.faster_dat.training import GuessWords, Planned
 from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
+from offramp.nn.keys import EXIT_HEADS, FINAL_HEAD, PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace
 from offramp.training.stage import Stage
@@ -55,13 +56,13 @@ class FasterDAT(Method):
         apply, cost = network.model_head.apply, network.model_head.cost
         if options.pool == "meanmax" and not network.per_token:
             head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
-            added["final_head"], apply, cost = head, head.forward, head.cost
+            added[FINAL_HEAD], apply, cost = head, head.forward, head.cost
         numbers = [str(layer) for layer in range(1, network.depth)]
-        added["exit_heads"] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
+        added[EXIT_HEADS] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
         if options.estimation == "reconstruction":
             added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
             prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
-            added["predictors"] = nn.ModuleDict(prices)
+            added[PREDICTORS] = nn.ModuleDict(prices)
         return added
 
     def policy(self, network: Network, settings: FasterDATSettings) -> Policy:

@@ -11,7 +11,7 @@ from torch import Tensor
 from offramp.core.columns import ID
 from offramp.methods.faster_dat.word_depths import Extent, depth_table, seen
 from offramp.nn.batches import Data
-from offramp.nn.row_labels import labels_of
+from offramp.nn.row_labels import row_labels
 from offramp.tasks import Task
 
 LEAST_INFORMATION = 1e-12  # information of a word that tells nothing at all: its logarithm must stay finite
@@ -56,7 +56,7 @@ def by_information(
 ) -> dict[str, Tensor]:
     """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes, or the other way round."""
     found = seen(task, data, extent.least_count)
-    told = mutual_information(found.vocabulary.which, found.words.row, labels_of(task, data), smoothing)
+    told = mutual_information(found.vocabulary.which, found.words.row, row_labels(task, data), smoothing)
     depths = torch.from_numpy(depths_by_information(told, extent.layers, least)).float()[:, None]
     depths = extent.layers + 1 - depths if telling_deep else depths
     return depth_table(found.packed.tokens[ID], found.vocabulary, depths, torch.zeros(1), extent.unseen)

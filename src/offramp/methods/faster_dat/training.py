@@ -20,6 +20,7 @@ from offramp.methods.faster_dat.reconstruction import Guessing, by_reconstructio
 from offramp.methods.faster_dat.word_depths import Extent, depths_at, word_depths_of
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
+from offramp.nn.keys import FINAL_HEAD
 from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
@@ -86,9 +87,9 @@ class Planned(Stage):
         above -= {id(p) for layer in net.encoder.layers[:layers] for p in layer.parameters()}
         base = {id(p) for name, p in net.hf.base_model.named_parameters() if "pooler" not in name} - above
         every = list(net.named_parameters())
-        if "final_head" not in net.added:
+        if FINAL_HEAD not in net.added:
             return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
-        return [(name, p) for name, p in every if id(p) in base or name.startswith("added.final_head.")]
+        return [(name, p) for name, p in every if id(p) in base or name.startswith(f"added.{FINAL_HEAD}.")]
 
     def policy(self) -> Policy:
         return FasterDATPolicy(self.network, FasterDATSettings())
