@@ -60,7 +60,7 @@ def test_a_table_gives_words_their_depth_pieces_their_words_and_special_tokens_t
     depths.fill(made)
     words = words_of(packed)
     assert depths.look_up(words, 0.0).tolist() == [1, 3, 2, 1, 2]
-    tokens, rows = token_and_row_depths(words, depths.look_up(words, 0.0), packed, alone=6)
+    tokens, rows = token_and_row_depths(words, depths.look_up(words, 0.0), packed, without_words=6)
     assert tokens.tolist() == [3, 1, 1, 3, 3, 2, 2, 2, 1, 1, 2, 6, 6]
     assert rows.tolist() == [3, 2, 2, 6]
     other = batch([[10, 99, 10]], [[0, 1, 2]])
