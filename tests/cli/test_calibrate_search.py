@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offramp.evaluation.budgets import measure_curve
+from offramp.evaluation.curves import measure_curve
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests import factories

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from offramp.cli.printing import progress
 from offramp.commands.compare import ComparisonProgress
-from offramp.evaluation.plan import ComparisonPlan, DataSet
+from offramp.evaluation.comparison import ComparisonPlan, DataSet
 from offramp.inference.operating_points import OperatingPoint
 from offramp.utils.progress import report_progress
 from tests import factories

@@ -13,10 +13,16 @@ from offramp.cli.printing.progress import status_line
 from offramp.commands import compare as study
 from offramp.commands.compare import ComparisonProgress, Place, run_plan
 from offramp.errors import OfframpError
-from offramp.evaluation.clocking import time_runs
 from offramp.evaluation.collect import collect_results
-from offramp.evaluation.plan import ComparisonPlan, DataSet, find_data_sets, parse_duration, parse_methods
-from offramp.evaluation.rules import collected_cells
+from offramp.evaluation.comparison import (
+    ComparisonPlan,
+    DataSet,
+    collected_cells,
+    find_data_sets,
+    parse_duration,
+    parse_methods,
+    time_runs,
+)
 from tests import runs
 
 
@@ -117,7 +123,7 @@ def test_a_time_limit_stops_before_a_cell(data: Path, base: str, tmp_path: Path)
 def test_the_command_writes_a_report_and_asks_before_going_on(
     data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offramp.evaluation.plan.STATIC", ("full", "tfidf"))
+    monkeypatch.setattr("offramp.evaluation.comparison.STATIC", ("full", "tfidf"))
     words = ["compare", "--data", str(data / "words"), "--models", base, "--methods", "full", "--epochs", "1"]
     words += ["--out", str(tmp_path / "out"), "--collect", str(tmp_path / "none")]
     with pytest.raises(SystemExit) as end:

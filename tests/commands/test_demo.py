@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from offramp.cli import main
 from offramp.commands import demo
 from offramp.commands.demo import Size
-from offramp.evaluation.budgets import BUDGETS, BudgetTiming
+from offramp.evaluation.curves import BUDGETS, BudgetTiming
 from offramp.training.schedule import Schedule
 
 FEW = Size(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))

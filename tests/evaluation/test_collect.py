@@ -11,8 +11,7 @@ import pytest
 from offramp.cli import main
 from offramp.commands.report import report
 from offramp.errors import OfframpError
-from offramp.evaluation.collect import CurvePoint, collect_results, lowest_share
-from offramp.evaluation.family import join_families
+from offramp.evaluation.collect import CurvePoint, collect_results, join_families, lowest_share
 from offramp.evaluation.tables import latex_table, markdown_tables, mean_and_spread, table_lines
 
 
@@ -197,5 +196,5 @@ def test_a_folder_of_one_experiment_is_named_by_its_data_alone(folder: Path) -> 
 def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="none in"):
         report(str(tmp_path))
-    with pytest.raises(OfframpError, match="which is none"):
+    with pytest.raises(OfframpError, match="missing"):
         report(str(tmp_path / "missing"))

@@ -10,19 +10,9 @@ from typing import Any
 import torch
 
 from offramp.data.readers import read_rows
-from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, run_bench
+from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, SilentWatcher, run_bench
 from offramp.evaluation.bench_figure import draw_bench
 from offramp.utils.command_line import python_call
-
-
-class SilentWatcher:
-    """Ignores how far a benchmark is."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Ignore the beginning of a phase."""
-
-    def tick(self) -> None:
-        """Ignore a step."""
 
 
 def bench(

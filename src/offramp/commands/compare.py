@@ -13,11 +13,19 @@ from offramp.commands.train import TrainRequest, model_source, run_training
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
-from offramp.evaluation.clocking import time_runs
-from offramp.evaluation.plan import TFIDF, ComparisonCell, ComparisonPlan, find_data_sets, parse_duration, parse_methods
-from offramp.evaluation.point_sweep import sweep_points
+from offramp.evaluation.comparison import (
+    TFIDF,
+    ComparisonCell,
+    ComparisonPlan,
+    collected_cells,
+    find_data_sets,
+    parse_duration,
+    parse_methods,
+    time_runs,
+    write_rules,
+)
+from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split
-from offramp.evaluation.rules import collected_cells, write_rules
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.training.schedule import Schedule

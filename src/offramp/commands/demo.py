@@ -17,8 +17,8 @@ from typing import Any
 
 from offramp.commands.train import Report, TrainRequest, model_source, run_training
 from offramp.errors import OfframpError
-from offramp.evaluation.budgets import BudgetTiming, measure_budgets, measure_curve
-from offramp.evaluation.curve import CurvePicture, CurvePoint, draw_curve
+from offramp.evaluation.collect import CurvePoint
+from offramp.evaluation.curves import BudgetTiming, CurvePicture, draw_curve, measure_budgets, measure_curve
 from offramp.evaluation.demo_data import movie_sentences
 from offramp.evaluation.result_cells import Origin, hardware
 from offramp.inference import run_folder as folders

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.point_sweep import sweep_points
+from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
 from offramp.inference.budget import parse_latency
 from offramp.inference.predictor import Predictor

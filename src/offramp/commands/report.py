@@ -14,11 +14,18 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from offramp.errors import OfframpError
-from offramp.evaluation.collect import CollectedResults, ModelResult, collect_results
-from offramp.evaluation.family import join_families
+from offramp.evaluation.collect import CollectedResults, ModelResult, collect_results, join_families
 from offramp.evaluation.pages import page
-from offramp.evaluation.speeds import report_bench_rows, report_length_rows
-from offramp.evaluation.tables import COLUMNS, TableLine, latex_table, markdown_tables, metric_scale, table_lines
+from offramp.evaluation.tables import (
+    COLUMNS,
+    TableLine,
+    latex_table,
+    markdown_tables,
+    metric_scale,
+    report_bench_rows,
+    report_length_rows,
+    table_lines,
+)
 from offramp.utils.files import atomic_replace, write_text
 
 COLOURS = matplotlib.color_sequences["tab10"]

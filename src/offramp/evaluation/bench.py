@@ -82,6 +82,16 @@ class BenchWatcher(Protocol):
         """One step done."""
 
 
+class SilentWatcher:
+    """Ignores how far a bench is."""
+
+    def phase(self, name: str, total: int) -> None:
+        """Ignore the beginning of a phase."""
+
+    def tick(self) -> None:
+        """Ignore a step."""
+
+
 @dataclass(frozen=True)
 class BenchMeasurement:
     """One contender on one group."""

@@ -1,59 +1,71 @@
-"""Result files of a folder as one list: what `compare` and `report` read."""
+"""Result files of a folder as one list of trained models: what `compare` and `report` read.
+
+Every JSON file below the folder is read, whatever the layout: result cells, bench files and files of speed by length.
+Methods that are trained once for each cost (a penalty, a number of layers) get one curve over several runs
+(`join_families`).
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from offramp.errors import OfframpError
-from offramp.evaluation.curve import CurvePoint
 
 NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
-METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # what a data set is known by, in this order
+METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # a data set is reported by the first it has
 BY_DATA = {"mrpc": "f1"}
-LOSSES = (0.005, 0.01, 0.02)  # what reports ask: the cheapest point that loses at most so much
+LOSSES = (0.005, 0.01, 0.02)  # reports quote the cheapest point that loses at most this much
 Cell = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """A point of a curve: a score at a share of the full model's MACs."""
+
+    share: float
+    score: float
+
+
+@dataclass(frozen=True)
 class ModelResult:
-    """One trained model on one report split: its full depth, its chosen points and its whole curve."""
+    """One trained model on one report split: its full depth, its chosen points and its curve."""
 
     method: str
-    variant: str  # options that make it another row of a table, e.g. k=2
+    variant: str  # options that give it a row of its own in a table, e.g. k=2
     model: str
     data: str
     split: str
     seed: int | None
     metric: str
-    full: CurvePoint  # on the report rows, as all of these
-    chosen: Mapping[str, CurvePoint]  # "0.005" → what the point chosen on calibration rows came to
+    full: CurvePoint  # all points are measured on the report rows
+    chosen: Mapping[str, CurvePoint]  # "0.005" → the point that was chosen on calibration rows for this loss
     curve: tuple[CurvePoint, ...]
     cells: tuple[Cell, ...]
     files: tuple[str, ...]
 
     @property
     def section(self) -> str:
-        """The experiment that it belongs to; nothing for what lies directly under `<data>/<method>`."""
+        """The experiment that it belongs to; empty for files directly under `<data>/<method>`."""
         return section_of(self.files[0], self.data, self.method)
 
     @property
     def table(self) -> str:
-        """What all that is compared with it stands under."""
+        """The title of the table that compares it with others."""
         return f"{self.section}: {self.data}" if self.section else self.data
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What seeds are averaged over."""
+        """What results of several seeds have in common."""
         return self.section, self.data, self.model, self.method, self.variant
 
     @property
-    def begun(self) -> bool:
-        """Whether it was trained from a run that was fine-tuned already."""
+    def from_fine_tuned(self) -> bool:
+        """Whether it was trained from a run that was already fine-tuned."""
         return (self.cells[0].get("trained") or {}).get("init") is not None
 
 
@@ -67,64 +79,65 @@ def section_of(file: str, data: str, method: str) -> str:
 
 @dataclass
 class CollectedResults:
-    """Everything found, and what could not be read."""
+    """The results of a folder, and the files that could not be read."""
 
     entries: list[ModelResult] = field(default_factory=list)
     benches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    lengths: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # speed against length
-    others: list[str] = field(default_factory=list)  # sound JSON of another kind
+    lengths: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # speed by length
+    others: list[str] = field(default_factory=list)  # valid JSON of another kind
     damaged: list[tuple[str, str]] = field(default_factory=list)  # file, what is wrong
 
 
 def collect_results(folder: str | Path) -> CollectedResults:
-    """Every JSON file below a folder; damaged and foreign ones are named, skipped and counted."""
+    """Read every JSON file below a folder; damaged files and files of another kind are named and left out."""
     root = Path(folder)
     if not root.is_dir():
-        raise OfframpError("a folder of results", f"{folder}, which is none", "give the folder compare wrote")
+        raise OfframpError("a folder of results", f"{folder}, which is not a folder", "give the folder compare wrote")
     found = CollectedResults()
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()
         try:
-            _sort(json.loads(path.read_text(encoding="utf-8")), name, found)
+            _add(json.loads(path.read_text(encoding="utf-8")), name, found)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             found.damaged.append((name, f"{type(error).__name__}: {error}"))
-    found.entries = [_pooled(own) for own in _same_model(found.entries)]
+    found.entries = [_pooled(group) for group in _by_model(found.entries)]
     return found
 
 
-def _same_model(entries: list[ModelResult]) -> list[list[ModelResult]]:
-    """Files that hold one point each of one trained model belong together."""
+def _by_model(entries: list[ModelResult]) -> list[list[ModelResult]]:
+    """Group files that hold one point each of one trained model."""
     groups: dict[Any, list[ModelResult]] = {}
-    for one in entries:
-        alone = len(one.cells) == 1
-        groups.setdefault((*one.key, one.split, one.seed, one.begun) if alone else one.files, []).append(one)
+    for entry in entries:
+        single = len(entry.cells) == 1
+        key = (*entry.key, entry.split, entry.seed, entry.from_fine_tuned)
+        groups.setdefault(key if single else entry.files, []).append(entry)
     return list(groups.values())
 
 
-def _pooled(own: list[ModelResult]) -> ModelResult:
-    """Single points as one entry; the dearest of them stands for full depth."""
-    if len(own) == 1:
-        return own[0]
-    cells = sorted((cell for one in own for cell in one.cells), key=lambda c: -float(c["macs"]["share_of_full"]))
-    return model_result(cells, *(file for one in own for file in one.files))
+def _pooled(group: list[ModelResult]) -> ModelResult:
+    """Join single points to one result; the most expensive point stands for full depth."""
+    if len(group) == 1:
+        return group[0]
+    cells = sorted((cell for one in group for cell in one.cells), key=lambda c: -float(c["macs"]["share_of_full"]))
+    return model_result(cells, *(file for one in group for file in one.files))
 
 
-def _sort(content: Any, name: str, found: CollectedResults) -> None:
+def _add(content: Any, name: str, found: CollectedResults) -> None:
     cells = content if isinstance(content, list) else [content]
     if cells and all(isinstance(c, dict) and all(key in c for key in NEEDED) for c in cells):
         found.entries.append(model_result(cells, name))
     elif isinstance(content, dict) and isinstance(content.get("rows"), list) and "hardware" in content:
-        _check(content, content["rows"], ("engine", "precision", "batch_size"))
+        _check_timed(content, content["rows"], ("engine", "precision", "batch_size"))
         found.benches.append((name, content))
     elif isinstance(content, dict) and isinstance(content.get("lengths"), list) and "hardware" in content:
-        _check(content, content["lengths"], ("mean_tokens", "ms", "ms_full"))
+        _check_timed(content, content["lengths"], ("mean_tokens", "ms", "ms_full"))
         found.lengths.append((name, content))
     else:
         found.others.append(name)
 
 
-def _check(content: Cell, rows: list[Any], needed: tuple[str, ...]) -> None:
-    """What was timed must say of what, and in every row by whom."""
+def _check_timed(content: Cell, rows: list[Any], needed: tuple[str, ...]) -> None:
+    """Refuse a file of timings that lacks a field in its header or in a row."""
     for row, keys in [(content, ("data", "method", "model")), *((row, needed) for row in rows)]:
         missing = [key for key in keys if key not in row]
         if missing:
@@ -132,7 +145,7 @@ def _check(content: Cell, rows: list[Any], needed: tuple[str, ...]) -> None:
 
 
 def metric_of(cell: Cell) -> str:
-    """The metric a data set is known by."""
+    """Return the metric that a data set is reported by."""
     if not cell["metrics"]:
         raise ValueError("a cell without metrics")
     named = BY_DATA.get(cell["data"], "")
@@ -141,38 +154,101 @@ def metric_of(cell: Cell) -> str:
 
 
 def model_result(cells: list[Cell], *files: str) -> ModelResult:
-    """Cells that are all of one trained model on one split, full depth first."""
+    """Join the cells of one trained model on one split, full depth first."""
     first, metric = cells[0], metric_of(cells[0])
     full = next((c for c in cells if c.get("chosen", {}).get("by", "full") == "full"), first)
-    chosen = {str(c["chosen"]["value"]): _spot(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"}
-    curve = [_at(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
-    said = variant_label(trained_options(first))
-    named = (first["method"], said, first["model"], first["data"], first["split"], first.get("seed"))
-    spots = tuple(sorted(curve or [_spot(c, metric) for c in cells], key=lambda s: s.share))
-    return ModelResult(*named, metric, _spot(full, metric), chosen, spots, tuple(cells), files)
+    chosen = {
+        str(c["chosen"]["value"]): _cell_point(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
+    }
+    curve = [_point(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
+    label = variant_label(trained_options(first))
+    named = (first["method"], label, first["model"], first["data"], first["split"], first.get("seed"))
+    points = tuple(sorted(curve or [_cell_point(c, metric) for c in cells], key=lambda point: point.share))
+    return ModelResult(*named, metric, _cell_point(full, metric), chosen, points, tuple(cells), files)
 
 
-def _spot(cell: Cell, metric: str) -> CurvePoint:
-    return _at(cell["macs"]["share_of_full"], cell["metrics"][metric])
+def _cell_point(cell: Cell, metric: str) -> CurvePoint:
+    return _point(cell["macs"]["share_of_full"], cell["metrics"][metric])
 
 
-def _at(share: Any, score: Any) -> CurvePoint:
+def _point(share: Any, score: Any) -> CurvePoint:
     if not (math.isfinite(share) and math.isfinite(score)):
         raise ValueError(f"a score of {score} at a share of {share}")
     return CurvePoint(share, score)
 
 
 def trained_options(cell: Cell) -> Cell:
-    """What the trainer was told beyond the method's name."""
+    """Return the options that a model was trained with."""
     return (cell.get("trained") or {}).get("options") or {}
 
 
 def variant_label(options: Mapping[str, Any]) -> str:
-    """Options as tables name them."""
+    """Return options as tables name them."""
     return ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
 
 
-def lowest_share(spots: Iterable[CurvePoint], full: float, lost: float) -> float | None:
-    """The smallest share on a curve that loses at most `lost`; None if no place does."""
-    fitting = [spot.share for spot in spots if full - spot.score <= lost + 1e-9]
+def lowest_share(points: Iterable[CurvePoint], full: float, loss: float) -> float | None:
+    """Return the smallest share on a curve that loses at most `loss`; None if no point does."""
+    fitting = [point.share for point in points if full - point.score <= loss + 1e-9]
     return min(fitting, default=None)
+
+
+def join_families(entries: Sequence[ModelResult]) -> list[ModelResult]:
+    """Join results that differ in a single number they were trained with, if that number sets the cost."""
+    groups: dict[Any, list[ModelResult]] = {}
+    for one in entries:
+        options = trained_options(one.cells[0])
+        for option in sorted(key for key, value in options.items() if _as_number(value) is not None):
+            rest = {key: str(value) for key, value in options.items() if key != option}
+            place = (one.section, one.data, one.split, one.model, one.method, one.seed, one.from_fine_tuned)
+            groups.setdefault((option, *place, str(sorted(rest.items()))), []).append(one)
+    costs = {key: len({round(one.full.share, 4) for one in group}) for key, group in groups.items()}
+    return [_joined(group, key[0]) for key, group in groups.items() if costs[key] > 1]
+
+
+def _joined(group: Sequence[ModelResult], option: str) -> ModelResult:
+    """Join runs to one curve; its full depth is that of the most expensive run, and points are chosen among all."""
+    group = sorted(group, key=lambda one: _as_number(trained_options(one.cells[0])[option]) or 0.0)
+    most_expensive = max(group, key=lambda one: one.full.share)
+    others = {key: value for key, value in trained_options(most_expensive.cells[0]).items() if key != option}
+    values = " or ".join(str(trained_options(one.cells[0])[option]) for one in group)
+    ordered = (most_expensive, *(one for one in group if one is not most_expensive))
+    return replace(
+        most_expensive,
+        variant=variant_label({**others, option: values}),
+        chosen=_choose_in_family(group, most_expensive),
+        curve=tuple(sorted((point for one in group for point in one.curve), key=lambda point: point.share)),
+        cells=tuple(cell for one in ordered for cell in one.cells),
+        files=tuple(file for one in group for file in one.files),
+    )
+
+
+def _choose_in_family(group: Sequence[ModelResult], most_expensive: ModelResult) -> dict[str, CurvePoint]:
+    """Return the cheapest point of any run that loses little against the most expensive one, on calibration rows."""
+    full = next((expected for expected, point in _expected(most_expensive) if point == most_expensive.full), None)
+    points = [pair for one in group for pair in _expected(one)]
+    if full is None:
+        return {}
+    chosen = {}
+    for loss in LOSSES:
+        fitting = [(e["mac_share"], n) for n, (e, _) in enumerate(points) if full["score"] - e["score"] <= loss]
+        chosen[str(loss)] = points[min(fitting)[1]][1]
+    return chosen
+
+
+def _expected(one: ModelResult) -> list[tuple[dict[str, float], CurvePoint]]:
+    """Return, for each point of the curve, what calibration expected and what the report rows show."""
+    return [
+        (point["expected"], CurvePoint(point["share_of_full"], point["metrics"][one.metric]))
+        for cell in one.cells
+        for point in cell.get("curve", ())
+        if "expected" in point
+    ]
+
+
+def _as_number(text: Any) -> float | None:
+    """Return the number that an option holds, perhaps as text; None for anything else. A bool is not a number."""
+    try:
+        return None if isinstance(text, bool) else float(text)
+    except (TypeError, ValueError):
+        return None

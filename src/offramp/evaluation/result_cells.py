@@ -1,4 +1,4 @@
-"""`offramp eval` as a function: one result cell, the record that every experiment writes and `compare` collects."""
+"""Result cells: the record of one setting on labelled rows that every experiment writes and `report` collects."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Origin:
 
 
 def data_and_split(source: str) -> tuple[str, str]:
-    """What a file of rows is called in results: its folder (the data set) and its name (the split)."""
+    """Return the data set and the split of a file of rows: the names of its folder and of the file."""
     path = Path(source).resolve() if Path(source).exists() else Path(source)
     return path.parent.name or path.name, path.name.split(".")[0]
 
 
 def model_name(source: str) -> str:
-    """A model by its folder or hub name; a folder merely called "model" is known by the one around it."""
+    """Return a model's folder or hub name; a folder that is called "model" is named by the folder around it."""
     parts = Path(source).parts
     return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One setting on labelled rows."""
+    """What was measured of one setting on labelled rows."""
 
     data: Data
     settings: Any
     metrics: Mapping[str, float]
     outcome: RunOutput
     batch_size: int
-    seconds: float | None = None  # None: replayed, no clock ran
+    seconds: float | None = None  # None: replayed, so not timed
 
 
 def evaluate_setting(
     predictor: Predictor, rows: Sequence[Mapping[str, Any]], settings: Any, origin: Origin, batch_size: int = 32
 ) -> dict[str, Any]:
-    """A result cell: metrics, compute and time of one setting on labelled rows."""
+    """Return a result cell: metrics, compute and time of one setting on labelled rows."""
     data = labelled_data(predictor, rows, origin)
     policy = predictor.model.method.policy(predictor.network, settings)
     started = time.perf_counter()
@@ -64,28 +64,28 @@ def evaluate_setting(
 
 
 def labelled_data(predictor: Predictor, rows: Sequence[Mapping[str, Any]], origin: Origin) -> Data:
-    """Rows checked and encoded."""
+    """Check and encode labelled rows."""
     predictor.task.check_rows(rows, origin.data)
     return Data(rows, predictor.prepare(rows, origin.data))
 
 
-def result_cell(predictor: Predictor, made: Measurement, origin: Origin) -> dict[str, Any]:
-    """The record of one measurement."""
+def result_cell(predictor: Predictor, measurement: Measurement, origin: Origin) -> dict[str, Any]:
+    """Return the result cell of one measurement."""
     return {
         "method": predictor.model.method.name,
-        "settings": {**asdict(predictor.model.options), **asdict(made.settings)},
+        "settings": {**asdict(predictor.model.options), **asdict(measurement.settings)},
         "model": model_name(predictor.model.base_model),
         "data": origin.data,
         "split": origin.split,
-        "rows": len(made.data.rows),
+        "rows": len(measurement.data.rows),
         "seed": origin.recipe.get("schedule", {}).get("seed"),
-        "metrics": {name: round(value, 6) for name, value in made.metrics.items()},
-        **compute_fields(predictor, made.data, made.outcome),
-        "seconds": None if made.seconds is None else round(made.seconds, 3),
+        "metrics": {name: round(value, 6) for name, value in measurement.metrics.items()},
+        **compute_fields(predictor, measurement.data, measurement.outcome),
+        "seconds": None if measurement.seconds is None else round(measurement.seconds, 3),
         "engine": predictor.engine_name,
         "precision": predictor.how.precision,
-        "batch_size": made.batch_size,
-        "truncated_rows": made.data.truncated_rows,
+        "batch_size": measurement.batch_size,
+        "truncated_rows": measurement.data.truncated_rows,
         "hardware": hardware(),
         "command": origin.command,
         "trained": _trained(origin.recipe),
@@ -96,7 +96,7 @@ def result_cell(predictor: Predictor, made: Measurement, origin: Origin) -> dict
 
 
 def _calibrated(predictor: Predictor) -> dict[str, Any] | None:
-    """The rows that operating points were chosen on, by a name without the folders of one machine."""
+    """Return which rows the operating points were chosen on, by a name without the folders of one machine."""
     if predictor.points is None:
         return None
     about = predictor.points.data
@@ -104,7 +104,7 @@ def _calibrated(predictor: Predictor) -> dict[str, Any] | None:
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without the folders of one machine; the loss and scores of every epoch are part of it."""
+    """Return the recipe without the folders of one machine; it includes the loss and scores of every epoch."""
     short = {key: value for key, value in recipe.items() if key not in ("dev_fingerprint", "train_fingerprint")}
     for key in ("model", "train", "dev", "init"):
         if isinstance(short.get(key), str):
@@ -113,7 +113,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compute_fields(predictor: Predictor, data: Data, outcome: RunOutput) -> dict[str, Any]:
-    """What was spent, and where rows left."""
+    """Return the fields of a result cell that describe the compute spent and where rows exited."""
     layers, kept, macs = per_input_row(outcome, data.encoded, len(data.rows))
     exits = Counter(round(layer) for layer in layers.tolist())
     return {
@@ -129,7 +129,7 @@ def compute_fields(predictor: Predictor, data: Data, outcome: RunOutput) -> dict
 
 
 def _by_layer(data: Data, outcome: RunOutput) -> dict[str, list[float]]:
-    """The share of all tokens that each layer still computed, where that was counted."""
+    """Return the share of all tokens that each layer computed, if that was counted."""
     if outcome.tokens_by_layer is None:
         return {}
     total = sum(len(one.ids) for one in data.encoded)

@@ -1,12 +1,13 @@
-"""Tables of collected results: mean and spread over seeds, in Markdown and LaTeX."""
+"""Collected results as tables (mean and spread over seeds, in Markdown and LaTeX) and as rows of the report page."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from offramp.evaluation.collect import ModelResult, lowest_share
+from offramp.evaluation.collect import ModelResult, lowest_share, metric_of
 
 COLUMNS = ("method", "model", "seeds", "metric", "full depth", "chosen ≤ 0.5", "chosen ≤ 1.0", "curve ≤ 0.5",
            "curve ≤ 1.0", "≤ 1.0 below full", "≤ 2.0 below full")  # fmt: skip
@@ -14,45 +15,45 @@ PLAIN = "full"  # the method that is ordinary fine-tuning
 
 
 def metric_scale(metric: str) -> float:
-    """Metrics are shares of one; tables speak of points. BLEU and perplexity are as they are."""
+    """Return what a metric is multiplied with in tables: 100 for shares of one, 1 for BLEU and perplexity."""
     return 1.0 if metric in ("bleu", "perplexity") else 100.0
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """A method on a data set, over its seeds."""
+    """One line of a table: a method on a data set, over its seeds."""
 
     section: str
     data: str
     table: str
-    cells: tuple[str, ...]  # as a table shows them
+    cells: tuple[str, ...]  # texts of the columns
     files: tuple[str, ...]
 
 
 def table_lines(entries: Sequence[ModelResult]) -> list[TableLine]:
-    """Seeds of one method on one data set and model become one line."""
+    """Return one line for each method on each data set and model, averaged over seeds."""
     groups: dict[tuple[str, ...], list[ModelResult]] = {}
     for one in entries:
-        groups.setdefault((*one.key, str(one.begun)), []).append(one)
+        groups.setdefault((*one.key, str(one.from_fine_tuned)), []).append(one)
     return [_line(own, entries) for _, own in sorted(groups.items())]
 
 
 def _line(own: Sequence[ModelResult], entries: Sequence[ModelResult]) -> TableLine:
     first = own[0]
     name = f"{first.method} ({first.variant})" if first.variant else first.method
-    if not first.begun and any(other.begun for other in entries if other.key == first.key):
+    if not first.from_fine_tuned and any(other.from_fine_tuned for other in entries if other.key == first.key):
         name += ", from the pretrained model"
-    about = (name, first.model, str(len({one.seed for one in own})), first.metric)
+    named = (name, first.model, str(len({one.seed for one in own})), first.metric)
     full = mean_and_spread([one.full.score * metric_scale(first.metric) for one in own])
     chosen = [_chosen(own, loss) for loss in ("0.005", "0.01")]
-    curve = [_read_off(own, points) for points in (0.5, 1.0)]
+    curve = [_in_hindsight(own, points) for points in (0.5, 1.0)]
     below = [_below(own, entries, points) for points in (1.0, 2.0)]
     files = tuple(file for one in own for file in one.files)
-    return TableLine(first.section, first.data, first.table, (*about, full, *chosen, *curve, *below), files)
+    return TableLine(first.section, first.data, first.table, (*named, full, *chosen, *curve, *below), files)
 
 
-def reference(one: ModelResult, entries: Sequence[ModelResult]) -> float | None:
-    """What plain fine-tuning reached on the same data, with the same model and, if there is one, the same seed."""
+def fine_tuned_score(one: ModelResult, entries: Sequence[ModelResult]) -> float | None:
+    """Return the score of plain fine-tuning on the same data, with the same model and, if possible, the same seed."""
     wanted = (PLAIN, one.data, one.split, one.section, one.model)
     plain = [e for e in entries if (e.method, e.data, e.split, e.section, e.model) == wanted]
     exact = [e for e in plain if e.seed == one.seed] or plain
@@ -60,51 +61,53 @@ def reference(one: ModelResult, entries: Sequence[ModelResult]) -> float | None:
 
 
 def _below(own: Sequence[ModelResult], entries: Sequence[ModelResult], points: float) -> str:
-    """The smallest share on the curve that is at most so many points below plain fine-tuning."""
+    """Return the smallest share on the curve that is at most so many points below plain fine-tuning."""
     shares = []
     for one in own:
-        against = reference(one, entries)
-        shares.append(None if against is None else lowest_share(one.curve, against, points / metric_scale(one.metric)))
+        reference = fine_tuned_score(one, entries)
+        shares.append(
+            None if reference is None else lowest_share(one.curve, reference, points / metric_scale(one.metric))
+        )
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if known and len(known) == len(shares) else "–"
 
 
 def _chosen(own: Sequence[ModelResult], loss: str) -> str:
-    """Metric and share of the points chosen on calibration rows, measured on the report rows."""
-    spots = [one.chosen[loss] for one in own if loss in one.chosen]
-    if not spots:
+    """Return score and share, on the report rows, of the points that were chosen on calibration rows."""
+    points = [one.chosen[loss] for one in own if loss in one.chosen]
+    if not points:
         return "–"
-    score, share = (statistics.fmean(values) for values in zip(*((s.score, s.share) for s in spots), strict=True))
+    score, share = (statistics.fmean(values) for values in zip(*((p.score, p.share) for p in points), strict=True))
     return f"{score * metric_scale(own[0].metric):.1f} at {share:.3f}"
 
 
-def _read_off(own: Sequence[ModelResult], points: float) -> str:
-    """The smallest share on the report rows' own curve: what hindsight would have chosen."""
+def _in_hindsight(own: Sequence[ModelResult], points: float) -> str:
+    """Return the smallest share on the curve of the report rows themselves, which is a choice in hindsight."""
     shares = [lowest_share(one.curve, one.full.score, points / metric_scale(one.metric)) for one in own]
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if len(known) == len(shares) else "–"
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean, and the spread where there are several."""
+    """Return the mean, with the standard deviation if there are several values."""
     mean = f"{statistics.fmean(values):.1f}"
     return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
 def markdown_tables(found: Sequence[TableLine]) -> str:
-    """One table per data set."""
+    """Return one table per data set."""
     parts = []
-    for section in sorted({line.section for line in found}):
-        parts += [f"## {section}"] if section else []
-        for data in sorted({line.data for line in found if line.section == section}):
-            rows = [line.cells for line in found if (line.section, line.data) == (section, data)]
+    for title in sorted({line.section for line in found}):
+        parts += [f"## {title}"] if title else []
+        for data in sorted({line.data for line in found if line.section == title}):
+            rows = [line.cells for line in found if (line.section, line.data) == (title, data)]
             head = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
             parts.append("\n".join([f"### {data}", "", *head, *(f"| {' | '.join(row)} |" for row in rows)]))
     return "\n\n".join(parts)
 
 
 def latex_table(found: Sequence[TableLine]) -> str:
-    """The same for papers (booktabs)."""
+    """Return all lines as one LaTeX table (booktabs)."""
     body = [r"\begin{tabular}{ll" + "r" * (len(COLUMNS) - 1) + "}", r"\toprule",
             " & ".join(["data", *map(_tex, COLUMNS)]) + r" \\", r"\midrule"]  # fmt: skip
     body += [" & ".join([_tex(line.data), *map(_tex, line.cells)]) + r" \\" for line in found]
@@ -112,6 +115,63 @@ def latex_table(found: Sequence[TableLine]) -> str:
 
 
 def _tex(text: str) -> str:
-    for plain, made in (("_", r"\_"), ("%", r"\%"), ("≤", r"$\leq$"), ("±", r"$\pm$"), ("–", "--")):
-        text = text.replace(plain, made)
+    for text_form, tex in (("_", r"\_"), ("%", r"\%"), ("≤", r"$\leq$"), ("±", r"$\pm$"), ("–", "--")):
+        text = text.replace(text_form, tex)
     return text
+
+
+def report_bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the measured rows of a bench file for the page; Offramp's are named by method, peers by engine."""
+    data = _data(bench)
+    found = []
+    for row in bench["rows"]:
+        rate, metrics = row.get("rows_per_second"), row.get("metrics") or {}
+        if not rate:
+            continue
+        metric = bench.get("metric") or (metric_of({"data": data, "metrics": metrics}) if metrics else "")
+        score = metrics.get(metric)
+        peer = row.get("peer", row["engine"] not in ("torch", "openvino"))
+        found.append(
+            {
+                "data": data,
+                "file": name,
+                "seed": bench.get("seed"),
+                "command": bench.get("command", ""),
+                "model": bench["model"],
+                "name": row["engine"] if peer else bench["method"],
+                "peer": peer,
+                "engine": row["engine"],
+                "precision": row["precision"],
+                "batch": row["batch_size"],
+                "order": row.get("order"),
+                "budget": None if row.get("budget") is None else str(row["budget"]),
+                "rate": rate,
+                "ms": 1000.0 / rate,
+                "metric": metric,
+                "score": None if score is None else metric_scale(metric) * score,
+                "share": row.get("mac_share"),
+                "realised": row.get("realised_over_promised"),
+            }
+        )
+    return found
+
+
+def report_length_rows(name: str, timed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, for the page, the groups of a file of speed by length: milliseconds at full depth and at the setting."""
+    header = {
+        "data": _data(timed),
+        "file": name,
+        "command": timed.get("command", ""),
+        "model": timed["model"],
+        "name": timed["method"],
+        "engine": timed.get("engine"),
+        "precision": timed.get("precision"),
+        "batch": timed.get("batch_size"),
+    }
+    wanted = ("mean_tokens", "ms", "ms_full")
+    return [{**header, **{key: group[key] for key in wanted}} for group in timed["lengths"]]
+
+
+def _data(timed: Mapping[str, Any]) -> str:
+    """Return the data set, without the split that bench files append."""
+    return str(timed["data"]).split("/")[0]

@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 
 from offramp.cli.printing.console import out, print_line
-from offramp.evaluation.budgets import BATCH
 from offramp.evaluation.collect import collect_results
+from offramp.evaluation.curves import BATCH
 from offramp.evaluation.result_cells import model_name
 from offramp.evaluation.tables import COLUMNS, table_lines
 from offramp.inference.budget import Budget
