@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from offramp.cli._options import key_values
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import write_json
 
 PROGRAM = "python benchmarks/baseline.py"

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from offramp import __version__, engines
-from offramp.cli._options import key_values
 from offramp.commands.predict import predict_stream
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
@@ -38,7 +37,7 @@ from offramp.evaluation.peers import BenchModel, EngineVariant
 from offramp.evaluation.result_cells import data_and_split, hardware, model_name
 from offramp.evaluation.subprocesses import run_fresh
 from offramp.inference.predictor import Predictor
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import write_json, write_text
 
 PROGRAM = "python benchmarks/growth.py"

@@ -26,7 +26,6 @@ from offramp.calibration import risk as risks
 from offramp.calibration.calibrate import CalibrationContext
 from offramp.calibration.replay import record_exits
 from offramp.calibration.risk import disagreement_evaluator
-from offramp.cli._options import key_values
 from offramp.cli.printing.progress import row_bar
 from offramp.commands.calibrate import prove_risk
 from offramp.data.readers import read_rows
@@ -34,7 +33,7 @@ from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin, data_and_split, hardware, labelled_data, model_name
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import load_run, read_recipe
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import write_json
 from offramp.utils.progress import report_progress
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from offramp import __version__
-from offramp.cli._options import key_values
 from offramp.core.engine import Engine
 from offramp.core.layout import AttentionScores, Layout
 from offramp.core.loop import State, run
@@ -38,7 +37,7 @@ from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.confidence import row_entropy
 from offramp.tasks.classification import ClassificationTask
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import write_json
 
 PROGRAM = "python benchmarks/loop_overhead.py"

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from offramp import __version__
-from offramp.cli._options import key_values
 from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
@@ -29,7 +28,7 @@ from offramp.evaluation.result_cells import Origin, data_and_split, hardware, mo
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import write_json
 
 PROGRAM = "python benchmarks/speed_by_length.py"

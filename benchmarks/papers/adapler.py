@@ -38,7 +38,6 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from offramp import __version__, engines, methods
-from offramp.cli._options import key_values
 from offramp.cli.printing.progress import TrainingDisplay
 from offramp.commands.train import TrainRequest, run_training
 from offramp.core.loop import State, run
@@ -58,7 +57,7 @@ from offramp.nn.token_scorers import token_shares
 from offramp.training.forward import forward_all_layers
 from offramp.training.saliency import saliencies
 from offramp.training.schedule import Schedule
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import atomic_replace, read_json, write_json, write_text
 from offramp.utils.run_paths import is_run
 

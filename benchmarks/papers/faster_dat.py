@@ -36,7 +36,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
 from offramp import __version__, methods
-from offramp.cli._options import key_values
 from offramp.core.loop import State
 from offramp.data.readers import read_rows
 from offramp.data.tokenization import Encoded
@@ -49,7 +48,7 @@ from offramp.inference.run_folder import read_recipe
 from offramp.methods.faster_dat.word_depths import WordDepths
 from offramp.nn.batches import pack_rows
 from offramp.nn.words import words_of
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 from offramp.utils.files import atomic_replace, write_json
 
 PROGRAM = "python benchmarks/papers/faster_dat.py"

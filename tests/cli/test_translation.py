@@ -104,7 +104,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "empty source": ({"train": '{"src": "", "tgt": "b"}\n{"src": "a", "tgt": "b"}\n'}, ["row 1", "'src' is empty"]),
     "too long": ({"train": '{"src": "%s", "tgt": "b"}\n' % ("a " * 40) * 4}, ["row 1", "pieces, the model takes 24"]),
     "another method": ({"method": "deebert"}, ["'deebert'", "word by word", "depth_adaptive, full"]),
-    "another task": ({"task": "classification"}, ["tiny.json", "translation only"]),
+    "another task": ({"task": "classification"}, ["tiny.json", "classification"]),
     "no such file": ({"model": "none.json"}, ["none.json", "no such file"]),
     "no model type": ({"model": '{"d_model": 8}'}, ["model_type"]),
     "an encoder": ({"model": '{"model_type": "bert"}'}, ["model.json"]),

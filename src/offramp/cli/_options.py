@@ -24,17 +24,6 @@ Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all
 Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
 
 
-def key_values(given: list[str] | None, flag: str) -> dict[str, str]:
-    """Return `key=value` items as a dictionary."""
-    found = {}
-    for item in given or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
-        found[key] = value
-    return found
-
-
 def comma_list(text: str) -> tuple[str, ...]:
     """Return the words of `a,b`, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

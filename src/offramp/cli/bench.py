@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Run, comma_list, comma_numbers, key_values
+from offramp.cli._options import Columns, Run, comma_list, comma_numbers
 from offramp.errors import OfframpError
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 
 
 def command(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads, key_values
+from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads
+from offramp.utils.command_line import key_values
 
 
 def command(

@@ -20,9 +20,8 @@ from offramp.cli._options import (
     Run,
     Sets,
     Threads,
-    key_values,
 )
-from offramp.utils.command_line import command_line
+from offramp.utils.command_line import command_line, key_values
 
 
 def command(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, MaxLoss, Run, Sets, key_values
+from offramp.cli._options import Budget, MaxLoss, Run, Sets
+from offramp.utils.command_line import key_values
 
 
 def command(

@@ -17,8 +17,8 @@ from offramp.cli._options import (
     Risk,
     Run,
     Threads,
-    key_values,
 )
+from offramp.utils.command_line import key_values
 
 
 def command(

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, key_values
+from offramp.cli._options import Columns
+from offramp.utils.command_line import key_values
 
 PACKAGE = Path(__file__).parents[1]  # its folders are listed, not imported: help must not wait for torch
 _METHODS = sorted(

@@ -10,7 +10,6 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
-from offramp.inference.budget import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.utils.command_line import python_call
@@ -61,8 +60,7 @@ def evaluate(
     most half a point of the metric in calibration.
     """
     predictor = Predictor.load(run, engine, precision, threads)
-    seconds = parse_latency(latency) if isinstance(latency, str) else latency
-    chosen = predictor.settings(budget, settings, max_loss, risk, seconds)
+    chosen = predictor.settings(budget, settings, max_loss, risk, latency)
     command = command or python_call(
         "evaluate", run, data=data, budget=budget, max_loss=max_loss, risk=risk, latency=latency, settings=settings
     )

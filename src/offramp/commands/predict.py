@@ -12,7 +12,6 @@ from typing import Any, Literal, TextIO
 
 from offramp.data.readers import stream_rows
 from offramp.errors import OfframpError
-from offramp.inference.budget import parse_latency
 from offramp.inference.predictor import Predictor
 from offramp.utils.files import atomic_replace
 
@@ -54,8 +53,7 @@ def predict(
     `offramp.load(run).predict(texts)` is the shorter way.
     """
     predictor = Predictor.load(run, engine, precision, threads)
-    seconds = parse_latency(latency) if isinstance(latency, str) else latency
-    settings = predictor.settings(budget, None, max_loss, risk, seconds)
+    settings = predictor.settings(budget, None, max_loss, risk, latency)
     target = None if output is None else str(output)
     return predict_stream(predictor, str(input), target, settings, batch_size, columns or {})
 

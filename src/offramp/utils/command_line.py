@@ -1,10 +1,13 @@
-"""The command that produced a result, written beside it without the folders of one machine."""
+"""Command lines: the one that produced a result, without the folders of one machine, and values written key=value."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from offramp.errors import OfframpError
 
 
 def command_line(program: str = "offramp") -> str:
@@ -22,6 +25,17 @@ def python_call(function: str, *arguments: Any, **keywords: Any) -> str:
 def short_path(path: str) -> str:
     """Return the last two parts of an absolute path, and a relative path as it is."""
     return "/".join(Path(path).parts[-2:]) if path.startswith(("/", "~")) else path
+
+
+def key_values(given: Iterable[str] | None, flag: str) -> dict[str, str]:
+    """Return `key=value` items as a dictionary."""
+    found = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
+        found[key] = value
+    return found
 
 
 def _short_argument(word: str) -> str:
