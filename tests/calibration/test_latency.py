@@ -21,7 +21,7 @@ from offramp.calibration.latency import (
     rows_of_all_lengths,
 )
 from offramp.calibration.time_model import FEATURES, TimeModel
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference.budget import parse_latency
@@ -207,14 +207,14 @@ def test_a_stored_latency_is_used(trained: Path, tmp_path: Path) -> None:
     model.points = points(replace(timed, threads=3))
     with pytest.warns(UserWarning, match="5ms were measured on 3 threads; this runs on all cores"):
         model.settings(latency=0.005)
-    model.how = How(threads=3)
+    model.how = EngineOptions(threads=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.settings(latency=0.005).threshold == 0.25
-    model.how = How(threads=1)
+    model.how = EngineOptions(threads=1)
     with pytest.warns(UserWarning, match="3 threads; this runs on 1 thread$"):
         model.settings(latency=0.005)
-    model.points, model.how = points(replace(timed, engine="other")), How()
+    model.points, model.how = points(replace(timed, engine="other")), EngineOptions()
     with pytest.raises(OfframpError, match="5ms on other fp32"):
         model.settings(latency=0.005)
 

@@ -14,7 +14,7 @@ from offramp.calibration import time_model as prices
 from offramp.calibration.latency import predict_latencies
 from offramp.calibration.time_model import FEATURES, TimeModel, fit_time_model, measurement_place, trace_features
 from offramp.core.cost import Event
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import runs
@@ -99,7 +99,7 @@ def test_methods_that_cannot_be_replayed_are_run(every_task: dict[str, Path], mo
 
 def test_prices_belong_to_a_version_of_openvino() -> None:
     def where(engine: str) -> dict[str, object]:
-        return measurement_place(SimpleNamespace(engine_name=engine, how=How()))  # type: ignore[arg-type]  # all that is looked at
+        return measurement_place(SimpleNamespace(engine_name=engine, how=EngineOptions()))  # type: ignore[arg-type]  # all that is looked at
 
     assert where("openvino")["openvino"] == engines.versions("openvino")["openvino"]
     assert "openvino" not in where("torch")

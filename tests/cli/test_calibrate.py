@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from tests.cli.calls import Call, write_rows
@@ -42,7 +42,7 @@ def test_calibrate_proves_a_risk_that_eval_uses(call: Call, own: Path, trained: 
     refused = call("eval", own, "--data", data, "--risk", 0.01)
     assert refused.code == 2 and "calibrated for these risks: 0.2" in refused.err
     rounded = Predictor.load(own, "torch")
-    rounded.how = How("bf16")
+    rounded.how = EngineOptions("bf16")
     with pytest.raises(OfframpError, match="proven in fp32"):
         rounded.settings(risk=0.2)
 

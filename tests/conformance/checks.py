@@ -22,7 +22,7 @@ from offramp.calibration.replay import record_exits, replay
 from offramp.core import cost
 from offramp.core.loop import Engine, Result, run
 from offramp.data.tokenization import Encoded
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
@@ -213,7 +213,7 @@ def _parameters_with_gradients(stage: Stage, network: Network, batch: Any) -> se
 @cache
 def _engine(case: Case, engine: str) -> Engine:
     """Return one engine per network, because compiling takes seconds."""
-    return engines.make(engine, build(case).network.encoder, How(threads=1))
+    return engines.make(engine, build(case).network.encoder, EngineOptions(threads=1))
 
 
 def check_engine_decides_like_torch(case: Case, engine: str) -> None:

@@ -1,4 +1,4 @@
-"""Which engine runs, and what is said where one cannot."""
+"""Which engine runs, and the message where one cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import offramp
 from offramp import backbones, engines
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
 from tests import tiny
@@ -22,7 +22,9 @@ def test_auto_is_openvino_on_a_cpu_where_it_is_installed(monkeypatch: pytest.Mon
     assert engines.choose("auto", torch.device("cuda")) == "torch"
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     assert engines.choose("auto", torch.device("cpu")) == "torch"
-    assert engines.choose("openvino", torch.device("cpu")) == "openvino"  # asked for by name: never replaced in silence
+    assert (
+        engines.choose("openvino", torch.device("cpu")) == "openvino"
+    )  # an engine given by name is never replaced silently
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +37,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("how", "word"), [({"precision": "fp8"}, "int8"), ({"threads": 0}, "1 or more")])
 def test_bad_settings_name_the_good_ones(how: dict[str, object], word: str) -> None:
     with pytest.raises(OfframpError, match=word):
-        How(**how)  # type: ignore[arg-type]
+        EngineOptions(**how)  # type: ignore[arg-type]
 
 
 def test_torch_has_one_precision_on_a_cpu(trained: Path) -> None:

@@ -16,7 +16,7 @@ from offramp.core.attention import AttentionScores
 from offramp.core.loop import Engine, Result, State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Needs, PairPolicy, Policy
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
@@ -39,7 +39,7 @@ class Significance(Policy):
 
 
 MOMENTS: dict[str, Policy] = {
-    "nobody looks": Policy(),
+    "no policy": Policy(),
     "exits": Leave({0: [1], 1: [0], 2: [2]}),
     "tokens drop before a layer": Drop({2: 4}, "before_layer"),
     "tokens drop between the halves": Drop({2: 4}, "after_attention"),
@@ -53,16 +53,16 @@ MOMENTS: dict[str, Policy] = {
 def net_for(task: str, kind: str) -> Network:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    made = bare_network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
+    network = bare_network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
     torch.manual_seed(5)
-    made.added.update({"exit_heads": build_exit_heads(made, ExitOptions())})
-    made.eval()
-    return made
+    network.added.update({"exit_heads": build_exit_heads(network, ExitOptions())})
+    network.eval()
+    return network
 
 
 @cache
 def compiled(task: str, kind: str, precision: str = "fp32") -> Engine:
-    return engines.make("openvino", net_for(task, kind).encoder, How(precision, threads=1))  # type: ignore[arg-type]
+    return engines.make("openvino", net_for(task, kind).encoder, EngineOptions(precision, threads=1))  # type: ignore[arg-type]
 
 
 def answer(engine: Engine, net: Network, policy: Policy, packed: Packed) -> Result:
@@ -90,7 +90,7 @@ def test_same_decisions_as_torch(kind: str, moment: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("moment", ["nobody looks", "exits", "scores", "idle tokens"])
+@pytest.mark.parametrize("moment", ["no policy", "exits", "scores", "idle tokens"])
 def test_short_rows_share_a_line_beside_a_long_one(moment: str) -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
     packed = pack(tiny.rows(ONE_LONG))
@@ -100,9 +100,9 @@ def test_short_rows_share_a_line_beside_a_long_one(moment: str) -> None:
 
 
 def test_answers_do_not_depend_on_what_ran_before() -> None:
-    """A first row of one token once made OpenVINO compile attention for rows of one token."""
+    """A first row of one token once let OpenVINO compile attention for rows of one token."""
     net = net_for("classification", "bert")
-    fresh = engines.make("openvino", net.encoder, How(threads=1))
+    fresh = engines.make("openvino", net.encoder, EngineOptions(threads=1))
     torch_engine = engines.make("torch", net.encoder)
     for lengths in ([1], [1, 1], [7], [1, 9], [16, 16], [3, 1, 2], [1], [33]):
         packed = pack(tiny.rows(lengths))
@@ -124,8 +124,10 @@ def test_a_batch_never_changes_an_answer_in_low_precision(precision: str, tolera
     plain = answer(low, net, Policy(), pack(ids)).logits
     for row, words in enumerate(ids):
         assert torch.allclose(answer(low, net, Policy(), pack([words])).logits[0], plain[row], atol=tolerance / 5)
-    stacked = [name for name in low.shelf.graphs if name.startswith("layers-")]
-    assert not stacked and any("layer-1-whole" in name for name in low.shelf.graphs)  # checked where errors are small
+    stacked = [name for name in low.graph_cache.graphs if name.startswith("layers-")]
+    assert not stacked and any(
+        "layer-1-whole" in name for name in low.graph_cache.graphs
+    )  # checked where errors are small
 
 
 def test_a_run_answers_alike_with_both_engines(trained: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from offramp import engines
 from offramp.core.loop import State
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.engines.openvino import cache as _shelf
 from offramp.engines.openvino.engine import OpenVINOEngine
 from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit
@@ -57,7 +57,7 @@ def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
     packed, policy = pack(tiny.rows([4])), Leave({1: []})
 
     def start(precision: str = "fp32") -> Tensor:
-        engine = engines.make("openvino", net.encoder, How(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
+        engine = engines.make("openvino", net.encoder, EngineOptions(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
         return answer(engine, net, policy, packed).logits
 
     before = start()
@@ -85,7 +85,7 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
     for path in (tmp_path / "a", tmp_path / "file"):
         (tmp_path / "file").write_text("no folder")
         for _ in range(2):
-            engine = engines.make("openvino", net.encoder, How("fp32", 1, path))
+            engine = engines.make("openvino", net.encoder, EngineOptions("fp32", 1, path))
             assert answer(engine, net, Policy(), packed).logits.shape == (1, 3)
             for blob in path.rglob("*.blob"):
                 blob.write_bytes(b"nonsense")
@@ -93,18 +93,18 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
 
 def test_torch_computes_with_one_thread_while_graphs_run() -> None:
     """Its threads spin after every product, on the cores that graphs want."""
-    seen, before = [], torch.get_num_threads()
+    threads_inside, before = [], torch.get_num_threads()
 
     class Looks(Leave):
         def should_exit(self, layer: int, s: State) -> Tensor | None:
-            seen.append(torch.get_num_threads())
+            threads_inside.append(torch.get_num_threads())
             return super().should_exit(layer, s)
 
     try:
         torch.set_num_threads(2)
         net, engine = net_for("classification", "bert"), compiled("classification", "bert")
         answer(engine, net, Looks({1: [0]}), pack(tiny.rows([5, 6])))
-        assert set(seen) == {1} and torch.get_num_threads() == 2
+        assert set(threads_inside) == {1} and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
@@ -118,10 +118,10 @@ def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -
         return real(self, packed)
 
     monkeypatch.setattr(ExitHead, "forward", counts)
-    engine = engines.make("openvino", net.encoder, How("fp32", 1))
+    engine = engines.make("openvino", net.encoder, EngineOptions("fp32", 1))
     assert isinstance(engine, OpenVINOEngine)
     answer(engine, net, Leave({1: [0, 1, 2]}), pack(tiny.rows([5, 6, 7])))
-    assert engine.shelf.graphs["head-1"] is None
+    assert engine.graph_cache.graphs["head-1"] is None
 
 
 @pytest.mark.parametrize("bag_of_words_training", ["learned", "fitted"])
@@ -146,7 +146,7 @@ def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(
         for table in (exit_head.words, exit_head.pairs):
             torch.nn.init.normal_(table)
     net.eval()
-    engine = engines.make("openvino", net.encoder, How("fp32", 1))
+    engine = engines.make("openvino", net.encoder, EngineOptions("fp32", 1))
     packed = pack([torch.randint(60_000, (length,)).tolist() for length in lengths])
     with torch.inference_mode():
         states, logits = engine.run_segment(0, 0, engine.compile_heads(net), packed)

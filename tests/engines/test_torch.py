@@ -11,7 +11,7 @@ import torch
 from offramp import backbones, engines
 from offramp.core.attention import AttentionOptions, cuda_kernel, layout
 from offramp.core.packed import pack
-from offramp.engines import How
+from offramp.engines import EngineOptions
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from tests import tiny
@@ -24,15 +24,15 @@ LENGTHS = [3, 9, 1]
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_low_precision_is_refused_on_a_cpu(precision: Any) -> None:
     with pytest.raises(OfframpError, match=rf"precision {precision} on cpu(.|\n)*--engine openvino on a CPU"):
-        engines.make("torch", backbones.encoder(tiny.model("bert")), How(precision))
+        engines.make("torch", backbones.encoder(tiny.model("bert")), EngineOptions(precision))
 
 
 def test_bfloat16_is_taken_on_a_cuda_device() -> None:
     there = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    made = engines.make("torch", SimpleNamespace(layers=[there]), How("bf16"))  # type: ignore[arg-type]  # a device
-    assert isinstance(made, TorchEngine) and made.half
+    engine = engines.make("torch", SimpleNamespace(layers=[there]), EngineOptions("bf16"))  # type: ignore[arg-type]  # a device
+    assert isinstance(engine, TorchEngine) and engine.half
     with pytest.raises(OfframpError, match="int8 on cuda"):
-        engines.make("torch", SimpleNamespace(layers=[there]), How("int8"))  # type: ignore[arg-type]  # a device
+        engines.make("torch", SimpleNamespace(layers=[there]), EngineOptions("int8"))  # type: ignore[arg-type]  # a device
 
 
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
@@ -44,11 +44,11 @@ def test_half_layers_in_bfloat16_are_near_and_come_back_in_float32(backbone: str
     with torch.inference_mode():
         for scores in (False, True):
             pair = [engine.attend(1, x, x, where, scores) for engine in (exact, half)]
-            outs, seen = zip(*pair, strict=True)
+            outs, scores_pair = zip(*pair, strict=True)
             near(*outs)
             if scores:
-                near(seen[0].columns, seen[1].columns)
-                near(seen[0].diagonal, seen[1].diagonal)
+                near(scores_pair[0].columns, scores_pair[1].columns)
+                near(scores_pair[0].diagonal, scores_pair[1].diagonal)
         near(exact.feed(1, x), half.feed(1, x))
         packed = pack(tiny.rows(LENGTHS)).with_states(x)
         near(*(engine.run_segment(1, 2, None, packed).states for engine in (exact, half)))  # type: ignore[arg-type]
@@ -60,12 +60,12 @@ def near(exact: torch.Tensor, half: torch.Tensor) -> None:
 
 
 def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, asked = backbones.encoder(tiny.model("bert")), []
+    encoder, calls = backbones.encoder(tiny.model("bert")), []
     serves = cuda_kernel.serves
 
     def as_if_cuda(query: torch.Tensor, plan: AttentionOptions) -> bool:
-        asked.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]  # as on a GPU
-        return asked[-1]
+        calls.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]  # as on a GPU
+        return calls[-1]
 
     monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
     monkeypatch.setattr(cuda_kernel, "serves", as_if_cuda)
@@ -73,5 +73,5 @@ def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyP
     x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))
     with torch.inference_mode():
         exact, half = (TorchEngine(encoder, low).attend(1, x, x, where, False)[0] for low in (False, True))
-    assert asked == [False, True]
+    assert calls == [False, True]
     near(exact, half)

@@ -30,7 +30,7 @@ from offramp.calibration.time_model import (
     time_model_of,
     trace_features,
 )
-from offramp.engines import AUTO, How, Precision
+from offramp.engines import AUTO, EngineOptions, Precision
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints
@@ -61,7 +61,7 @@ class LatencyRequest:
         if not 0.0 < self.percentile <= 100.0:
             raise OfframpError("a percentile of rows", f"{self.percentile}", "give a number above 0 and up to 100: 95")
         engines.choose(self.engine, torch.device("cpu"))
-        How(self.precision, self.threads)
+        EngineOptions(self.precision, self.threads)
 
     @property
     def ms(self) -> float:
@@ -159,7 +159,7 @@ def find_latency_point(
 ) -> LatencyPoint:
     """Return the point for a request, predicted and then timed; points.json of the folder is not read."""
     folder = Path(run)
-    how = How(request.precision, request.threads, folder / ".cache")
+    how = EngineOptions(request.precision, request.threads, folder / ".cache")
     predictor = Predictor(folders.load_run(run), points, request.engine, how)
     request = replace(request, engine=predictor.engine_name)
     data = Data(rows, predictor.prepare(rows, source))

@@ -1,4 +1,4 @@
-"""How half-layers are executed. One file per engine; the folder is the list."""
+"""Engines execute the half-layers of an encoder. One file or package per engine; the folder is the list."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Precision = Literal["fp32", "bf16", "int8"]
 
 
 @dataclass(frozen=True)
-class How:
-    """What a user may say about execution."""
+class EngineOptions:
+    """Precision, threads and cache folder of an engine."""
 
     precision: Precision = "fp32"
     threads: int | None = None  # None: as many as the machine has cores
@@ -36,12 +36,12 @@ class How:
 
 
 def names() -> list[str]:
-    """The engines there are: the files and packages of this folder."""
+    """Return the names of the engines: the files and packages of this folder."""
     return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def choose(name: str, device: Device) -> str:
-    """The engine a name means: "auto" is OpenVINO on a CPU where it is installed, torch otherwise."""
+    """Return the engine that a name means: "auto" is OpenVINO on a CPU where it is installed, torch otherwise."""
     if name == AUTO:
         return "openvino" if device.type == "cpu" and find_spec("openvino") is not None else "torch"
     if name not in names():
@@ -50,12 +50,14 @@ def choose(name: str, device: Device) -> str:
 
 
 def versions(name: str) -> dict[str, str]:
-    """What an engine computes with, by package."""
-    found: dict[str, str] = import_module(f"{__name__}.{name}").versions()
-    return found
+    """Return the versions of the packages that an engine computes with."""
+    packages: dict[str, str] = import_module(f"{__name__}.{name}").versions()
+    return packages
 
 
-def make(name: str, encoder: Encoder, how: How | None = None) -> Engine:
-    """An engine by name over an encoder's parameters."""
-    engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'))}").make(encoder, how or How())
+def make(name: str, encoder: Encoder, options: EngineOptions | None = None) -> Engine:
+    """Create an engine by name over an encoder's parameters."""
+    engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'))}").make(
+        encoder, options or EngineOptions()
+    )
     return engine

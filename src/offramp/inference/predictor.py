@@ -14,7 +14,7 @@ import torch
 
 from offramp import engines, methods
 from offramp.data.tokenization import Encoded
-from offramp.engines import How, Precision
+from offramp.engines import EngineOptions, Precision
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
@@ -42,11 +42,11 @@ class Predictor:
         model: LoadedRun,
         points: OperatingPoints | None = None,
         engine: str = engines.AUTO,
-        how: How | None = None,
+        how: EngineOptions | None = None,
     ) -> None:
         self.model, self.points = model, points
         self.network, self.task = model.network, model.network.task
-        self.how = how or How()
+        self.how = how or EngineOptions()
         device = torch.device("cuda" if torch.cuda.is_available() and engine != "openvino" else "cpu")
         self.engine_name = engines.choose(engine, device)
         self.network.to(device)
@@ -58,7 +58,7 @@ class Predictor:
         cls, folder: str | Path, engine: str = engines.AUTO, precision: Precision = "fp32", threads: int | None = None
     ) -> Predictor:
         """Open a run folder; compiled graphs are kept inside it, under `.cache`."""
-        path, how = Path(folder), How(precision, threads, Path(folder) / ".cache")
+        path, how = Path(folder), EngineOptions(precision, threads, Path(folder) / ".cache")
         engines.choose(engine, torch.device("cpu"))  # a wrong name is refused before anything is read
         model = folders.load_run(folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None

@@ -1,7 +1,7 @@
-"""What a compiled engine compiles: functions of named tensors, made from a backbone's own layers by tracing them.
+"""Specifications of graphs to compile: functions of named tensors, traced from a backbone's own layers.
 
-Two forms of a layer. *Even*: rows of one length, states as [rows, length, hidden], no gathers, no mask. *Ragged*:
-states as [tokens, hidden]; only queries, keys and values are put into lines (`_places.py`) and taken out again.
+A layer has two forms. *Even*: rows of one length, states as [rows, length, hidden], no gathers, no mask. *Ragged*:
+states as [tokens, hidden]; only queries, keys and values are gathered into lines (`padding`) and back.
 """
 
 from __future__ import annotations
@@ -18,110 +18,112 @@ from torch import Tensor
 from offramp.backbones import Layer
 from offramp.core.layout import Layout, layout
 from offramp.core.packed import Packed, pack
-from offramp.engines.openvino.padding import longer, many, places, wide
-from offramp.engines.openvino.tracing import Named, Rows, even, ragged
+from offramp.engines.openvino.padding import extend, line_layout, padded_length, padded_rows
+from offramp.engines.openvino.tracing import NamedTensors, RaggedRows, even, ragged
 
 Array = NDArray[Any]
 FEW, MANY = (6, 4), (2, 90, 1, 2, 89)  # lengths of rows; the second puts short rows into one line
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Inputs for a function, and what it must make of them, computed without any of this file."""
+class GraphSample:
+    """Inputs of a function, and the outputs it must give, computed by torch without tracing."""
 
-    given: Named
-    truth: Callable[[], tuple[Tensor, ...]]
+    given: NamedTensors
+    expected: Callable[[], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Sketch:
-    """A function, and two samples for it: dimensions in which they differ are free, the others are fixed."""
+class GraphSpec:
+    """A function and two samples of its inputs: dimensions in which they differ are dynamic, the others fixed."""
 
     name: str
-    function: Callable[[Named], tuple[Tensor, ...]]
-    samples: tuple[Sample, Sample]
+    function: Callable[[NamedTensors], tuple[Tensor, ...]]
+    samples: tuple[GraphSample, GraphSample]
 
 
-def layer_even(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
-    """Layers, or the first half of one with scores or without, over rows of one length."""
+def even_layer_spec(name: str, layers: Sequence[Layer], half: str, hidden: int) -> GraphSpec:
+    """Return the graph of layers, or of the first half of one, with or without scores, for rows of one length."""
 
-    def function(given: Named) -> tuple[Tensor, ...]:
+    def function(given: NamedTensors) -> tuple[Tensor, ...]:
         x, position = given["x"], given["position"]
-        return halves(layers, half, x, x, even(position))
+        return run_half(layers, half, x, x, even(position))
 
-    def sample(rows: int, length: int) -> Sample:
+    def sample(rows: int, length: int) -> GraphSample:
         where, x = _layout([length] * rows), states(rows * length, hidden)
         block = {"x": x.view(rows, length, hidden), "position": where.key_position.view(rows, length)}
-        return Sample(block, lambda: halves(layers, half, x, x, where))
+        return GraphSample(block, lambda: run_half(layers, half, x, x, where))
 
-    return Sketch(name, function, (sample(2, 6), sample(3, 7)))
+    return GraphSpec(name, function, (sample(2, 6), sample(3, 7)))
 
 
-def layer_ragged(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
-    """The same over rows of any lengths."""
+def ragged_layer_spec(name: str, layers: Sequence[Layer], half: str, hidden: int) -> GraphSpec:
+    """Return the same graph for rows of any lengths."""
 
-    def function(given: Named) -> tuple[Tensor, ...]:
-        return halves(layers, half, given["x"], given["x"], ragged(given))
+    def function(given: NamedTensors) -> tuple[Tensor, ...]:
+        return run_half(layers, half, given["x"], given["x"], ragged(given))
 
-    def sample(lengths: Sequence[int]) -> Sample:
+    def sample(lengths: Sequence[int]) -> GraphSample:
         where, x = _layout(lengths), states(sum(lengths), hidden)
-        return Sample({"x": x, **_inputs(where)}, lambda: halves(layers, half, x, x, where))
+        return GraphSample({"x": x, **_inputs(where)}, lambda: run_half(layers, half, x, x, where))
 
-    return Sketch(name, function, (sample(FEW), sample(MANY)))
+    return GraphSpec(name, function, (sample(FEW), sample(MANY)))
 
 
-def layer_idle(name: str, layers: Sequence[Layer], half: str, hidden: int) -> Sketch:
-    """First half where only some tokens are queries."""
+def idle_layer_spec(name: str, layers: Sequence[Layer], half: str, hidden: int) -> GraphSpec:
+    """Return the graph of a first half in which only some tokens are queries."""
 
-    def function(given: Named) -> tuple[Tensor, ...]:
-        return halves(layers, half, given["queries"], given["x"], ragged(given, same=False))
+    def function(given: NamedTensors) -> tuple[Tensor, ...]:
+        return run_half(layers, half, given["queries"], given["x"], ragged(given, same=False))
 
-    def sample(lengths: Sequence[int], counts: Sequence[int]) -> Sample:
+    def sample(lengths: Sequence[int], counts: Sequence[int]) -> GraphSample:
         where = _layout(lengths, counts)
         queries, keys = states(sum(counts), hidden), states(sum(lengths), hidden)
         given = {"queries": queries, "x": keys, **_inputs(where)}
-        return Sample(given, lambda: halves(layers, half, queries, keys, where))
+        return GraphSample(given, lambda: run_half(layers, half, queries, keys, where))
 
-    return Sketch(name, function, (sample(FEW, (3, 2)), sample(MANY, (1, 70, 1, 1, 60))))
+    return GraphSpec(name, function, (sample(FEW, (3, 2)), sample(MANY, (1, 70, 1, 1, 60))))
 
 
-def feed(name: str, layers: Sequence[Layer], hidden: int) -> Sketch:
-    """Second half."""
+def feed_spec(name: str, layers: Sequence[Layer], hidden: int) -> GraphSpec:
+    """Return the graph of the second half of a layer."""
     (layer,) = layers
 
-    def sample(count: int) -> Sample:
+    def sample(count: int) -> GraphSample:
         x = states(count, hidden)
-        return Sample({"x": x}, lambda: (layer.feed(x),))
+        return GraphSample({"x": x}, lambda: (layer.feed(x),))
 
-    return Sketch(name, lambda given: (layer.feed(given["x"]),), (sample(5), sample(7)))
+    return GraphSpec(name, lambda given: (layer.feed(given["x"]),), (sample(5), sample(7)))
 
 
-def embed(name: str, function: Callable[[Packed], Tensor]) -> Sketch:
-    """Embeddings of packed tokens."""
+def embed_spec(name: str, function: Callable[[Packed], Tensor]) -> GraphSpec:
+    """Return the graph of the embeddings of packed tokens."""
 
-    def sample(lengths: Sequence[int]) -> Sample:
+    def sample(lengths: Sequence[int]) -> GraphSample:
         packed = packed_sample(lengths)
-        return Sample(ids_of(packed), lambda: (function(packed),))
+        return GraphSample(id_columns(packed), lambda: (function(packed),))
 
-    def traced(given: Named) -> tuple[Tensor, ...]:
+    def traced(given: NamedTensors) -> tuple[Tensor, ...]:
         return (function(Packed(torch.empty(0), torch.empty(0), {}, given)),)
 
-    return Sketch(name, traced, (sample(FEW), sample(MANY)))
+    return GraphSpec(name, traced, (sample(FEW), sample(MANY)))
 
 
-def head(name: str, function: Callable[[Packed], Tensor], hidden: int) -> Sketch:
-    """An exit or a predictor over packed states."""
+def head_spec(name: str, function: Callable[[Packed], Tensor], hidden: int) -> GraphSpec:
+    """Return the graph of an exit head or predictor over packed states."""
 
-    def sample(lengths: Sequence[int]) -> Sample:
+    def sample(lengths: Sequence[int]) -> GraphSample:
         packed = packed_sample(lengths).with_states(states(sum(lengths), hidden))
-        return Sample({"x": packed.states, **ids_of(packed), **all_inputs(packed)}, lambda: (function(packed),))
+        return GraphSample(
+            {"x": packed.states, **id_columns(packed), **all_inputs(packed)}, lambda: (function(packed),)
+        )
 
-    return Sketch(name, lambda given: (function(Rows.of(given)),), (sample(FEW), sample(MANY)))
+    return GraphSpec(name, lambda given: (function(RaggedRows.of(given)),), (sample(FEW), sample(MANY)))
 
 
-def ragged_inputs(where: Layout) -> dict[str, Array]:
-    """What a ragged graph wants to know of a layout."""
-    at = places(where)
+def ragged_arrays(where: Layout) -> dict[str, Array]:
+    """Return the arrays of a layout that ragged graphs take as inputs."""
+    at = line_layout(where)
     return {
         "query_pad": at.query.pad,
         "query_unpad": at.query.unpad,
@@ -132,30 +134,30 @@ def ragged_inputs(where: Layout) -> dict[str, Array]:
     }
 
 
-def row_inputs(where: Layout, wanted: Container[str]) -> dict[str, Array]:
-    """What pooling wants to know of a layout: each row a line of its own, filled up with its first token.
+def row_arrays(where: Layout, wanted: Container[str]) -> dict[str, Array]:
+    """Return the arrays of a layout that pooling takes as inputs: one line a row, padded with its first token.
 
-    Of several rows there are `many`: those behind the last are the first token over and over, and weigh nothing."""
-    lengths, made = where.key_lengths, {"lengths": where.key_lengths}
+    The number of lines is rounded up (`padded_rows`); lines behind the last row repeat a token and have weight 0."""
+    lengths, result = where.key_lengths, {"lengths": where.key_lengths}
     if "row" in wanted:
-        made["row"] = np.repeat(np.arange(len(lengths)), lengths)
+        result["row"] = np.repeat(np.arange(len(lengths)), lengths)
     if len(lengths) == 1:
-        made["line"] = np.arange(lengths[0], dtype=np.int32)[None]
-        return {**made, "weight": np.full((1, lengths[0]), 1.0 / lengths[0], dtype=np.float32)}
-    lines, column = many(len(lengths)), np.arange(wide(int(lengths.max())))
-    starts, real = longer(np.cumsum(lengths) - lengths, lines)[:, None], column < longer(lengths, lines)[:, None]
-    made["line"] = np.where(real, starts + column, starts).astype(np.int32)
-    made["lengths"] = longer(lengths, lines, filler=1)
-    return {**made, "weight": (real / made["lengths"][:, None]).astype(np.float32)}
+        result["line"] = np.arange(lengths[0], dtype=np.int32)[None]
+        return {**result, "weight": np.full((1, lengths[0]), 1.0 / lengths[0], dtype=np.float32)}
+    lines, column = padded_rows(len(lengths)), np.arange(padded_length(int(lengths.max())))
+    starts, real = extend(np.cumsum(lengths) - lengths, lines)[:, None], column < extend(lengths, lines)[:, None]
+    result["line"] = np.where(real, starts + column, starts).astype(np.int32)
+    result["lengths"] = extend(lengths, lines, filler=1)
+    return {**result, "weight": (real / result["lengths"][:, None]).astype(np.float32)}
 
 
-def all_inputs(packed: Packed) -> Named:
-    rows = {key: torch.from_numpy(array) for key, array in row_inputs(packed.layout, ("row",)).items()}
+def all_inputs(packed: Packed) -> NamedTensors:
+    rows = {key: torch.from_numpy(array) for key, array in row_arrays(packed.layout, ("row",)).items()}
     return {**_inputs(packed.layout), **rows}
 
 
-def halves(layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout) -> tuple[Tensor, ...]:
-    """One first half, or whole layers one after another."""
+def run_half(layers: Sequence[Layer], half: str, queries: Tensor, keys: Tensor, where: Layout) -> tuple[Tensor, ...]:
+    """Run one first half, or whole layers one after another."""
     if half == "whole":
         for layer in layers:
             keys = layer.feed(layer.attend(keys, keys, where, False, None)[0])
@@ -170,12 +172,12 @@ def states(count: int, hidden: int) -> Tensor:
 
 
 def packed_sample(lengths: Sequence[int]) -> Packed:
-    """Rows of small ids, at positions that any model has."""
-    made = pack([[place % 7 for place in range(length)] for length in lengths])
-    return made.with_tokens(position=made.tokens["position"] % 7)
+    """Return rows of small ids at positions that every model has."""
+    result = pack([[place % 7 for place in range(length)] for length in lengths])
+    return result.with_tokens(position=result.tokens["position"] % 7)
 
 
-def ids_of(packed: Packed) -> Named:
+def id_columns(packed: Packed) -> NamedTensors:
     return {name: packed.tokens[name] for name in ("id", "type", "position")}
 
 
@@ -187,6 +189,6 @@ def _layout(lengths: Sequence[int], counts: Sequence[int] | None = None) -> Layo
     return layout(torch.tensor(lengths), position, torch.tensor(counts), asks)
 
 
-def _inputs(where: Layout) -> Named:
-    tensors = {name: torch.from_numpy(array) for name, array in ragged_inputs(where).items()}
+def _inputs(where: Layout) -> NamedTensors:
+    tensors = {name: torch.from_numpy(array) for name, array in ragged_arrays(where).items()}
     return {**tensors, "position": where.key_position, "query_position": where.query_position}

@@ -1,8 +1,7 @@
-"""OpenVINO itself: imported without telemetry, from a traced function to a model, from a compiled model to a graph.
+"""OpenVINO itself: importing it without telemetry, converting a traced function, running a compiled graph.
 
-A graph runs on a sample before anything else. A first input of length 1 would otherwise be compiled into its attention
-for good, and later inputs get wrong answers (seen with OpenVINO 2026.4). A fresh graph must also equal torch on two
-samples before it is used.
+A graph first runs on a sample: with OpenVINO 2026.4 a first input of length 1 fixes the shape of its attention, and
+later inputs get wrong results. A new graph must also equal torch on two samples before it is used.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offramp.engines.openvino.graphs import Sketch
-from offramp.engines.openvino.recording import frozen
-from offramp.engines.openvino.tracing import Named
+from offramp.engines.openvino.graphs import GraphSpec
+from offramp.engines.openvino.tracing import NamedTensors, without_gradients
 from offramp.errors import OfframpError
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.5, "int8": 0.5}  # on samples of standard normal states
-GROUP = 128  # int8: so many neighbouring values of one token share a scale
+GROUP = 128  # int8: number of neighbouring values of one token that share a scale
 
 
 @cache
 def library() -> Any:
-    """The package. Its telemetry is kept out: the module that would send is not there while it is imported."""
+    """Return the package, imported while its telemetry module is hidden so that nothing is sent."""
     hidden = "openvino" not in sys.modules and "openvino_telemetry" not in sys.modules
     if hidden:
         sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # importing it fails
@@ -46,32 +44,32 @@ def library() -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How graphs are compiled."""
+class CompileSettings:
+    """Precision and threads of compiled graphs."""
 
     precision: str
     threads: int | None
 
     @property
     def exact(self) -> bool:
-        """Whether decisions are torch's."""
+        """Whether results equal torch's, decisions included."""
         return self.precision == "fp32"
 
     def properties(self) -> dict[str, Any]:
-        """In OpenVINO's words: one request at a time, and fp32 means fp32."""
-        made: dict[str, Any] = {
+        """Return OpenVINO's properties: one request at a time, and fp32 without lower precision inside."""
+        result: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "bf16" if self.precision == "bf16" else "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if self.precision == "int8" else 0,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
-        return made if self.threads is None else {**made, "INFERENCE_NUM_THREADS": self.threads}
+        return result if self.threads is None else {**result, "INFERENCE_NUM_THREADS": self.threads}
 
 
 class Graph:
-    """A compiled graph. Threads may share it: each has its own request."""
+    """A compiled graph. Threads may share it, because each has its own request."""
 
-    def __init__(self, compiled: Any, sample: Named) -> None:
+    def __init__(self, compiled: Any, sample: NamedTensors) -> None:
         self.compiled, self.local = compiled, threading.local()
         self.names: list[str] = [given.get_node().get_friendly_name() for given in compiled.inputs]
         shapes = [list(given.partial_shape)[1:] for given in compiled.outputs]
@@ -80,7 +78,7 @@ class Graph:
         self.request().infer([sample[name].numpy() for name in self.names])
 
     def request(self) -> Any:
-        """This thread's own."""
+        """Return this thread's request."""
         try:
             return self.local.request
         except AttributeError:
@@ -88,7 +86,7 @@ class Graph:
             return self.local.request
 
     def __call__(self, given: Mapping[str, Any], outputs: Sequence[Tensor]) -> None:
-        """Inputs by name, as tensors or as what `share` made of them; results are written into `outputs`."""
+        """Run on inputs by name, tensors or results of `share`; results are written into `outputs`."""
         request, shared = self.request(), self.tensor
         for place, name in enumerate(self.names):
             value = given[name]
@@ -99,34 +97,34 @@ class Graph:
 
 
 def share(value: Tensor | np.ndarray[Any, Any]) -> Any:
-    """An OpenVINO tensor over the same memory."""
+    """Return an OpenVINO tensor over the same memory."""
     array = value.contiguous().numpy() if isinstance(value, Tensor) else value
     return library().Tensor(array, shared_memory=True)
 
 
 class _Function(nn.Module):
-    """A sketch's function as tracers want it."""
+    """The function of a specification as a module with positional inputs, for the tracer."""
 
-    def __init__(self, sketch: Sketch) -> None:
+    def __init__(self, spec: GraphSpec) -> None:
         super().__init__()
-        self.function, self.names = sketch.function, list(sketch.samples[0].given)
+        self.function, self.names = spec.function, list(spec.samples[0].given)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         return self.function(dict(zip(self.names, given, strict=True)))
 
 
-def convert(sketch: Sketch, constants: Sequence[Tensor]) -> Any:
-    """A function traced into an OpenVINO model, by its front end and not by `convert_model`, which phones home."""
+def convert(spec: GraphSpec, constants: Sequence[Tensor]) -> Any:
+    """Convert a traced function into an OpenVINO model by its front end, because `convert_model` sends telemetry."""
     library()
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    first, second = (sample.given for sample in sketch.samples)
+    first, second = (sample.given for sample in spec.samples)
     quiet, plain = warnings.catch_warnings(), torch.inference_mode(False)
-    with quiet, plain, torch.no_grad(), frozen(constants):
-        warnings.simplefilter("ignore")  # shapes are meant to be traced
+    with quiet, plain, torch.no_grad(), without_gradients(constants):
+        warnings.simplefilter("ignore")  # the tracer warns about shapes, which are dynamic on purpose
         options = {"check_trace": False}
-        decoder = TorchScriptPythonDecoder(_Function(sketch), example_input=tuple(first.values()), trace_kwargs=options)
+        decoder = TorchScriptPythonDecoder(_Function(spec), example_input=tuple(first.values()), trace_kwargs=options)
         front = FrontEndManager().load_by_framework("pytorch")
         model = front.convert(front.load(decoder))
     free = {name: [n if n == second[name].shape[i] else -1 for i, n in enumerate(t.shape)] for name, t in first.items()}
@@ -142,7 +140,7 @@ def convert(sketch: Sketch, constants: Sequence[Tensor]) -> Any:
 
 
 def quantise(model: Any) -> None:
-    """Linear layers' weights in 8 bits, one scale for each output; in place. Activations are rounded at run time."""
+    """Store weights of linear layers in 8 bits, one scale per output, in place; activations are rounded at run time."""
     from openvino import Type
     from openvino import opset13 as ops
 

@@ -1,51 +1,63 @@
-"""Stand-ins for layouts and batches while a layer or a head is traced: the same answers in forms compilers know."""
+"""Layouts and batches of traced tensors: the same results as the real ones, in operations that compilers support.
+
+Also records a function's operations and constant tensors: their digest names the function, so that a compiled graph
+kept under that name is never stale.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from offramp.core.attention.distances import add_mask, distance_scores
 from offramp.core.layout import AttentionOptions, AttentionScores, Ints, Layout
 from offramp.core.packed import Packed
 
-Named = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 IDS: tuple[str, ...] = ("id", "type", "position")
-NOBODY: Ints = np.zeros(0, dtype=np.int64)  # lengths that nobody reads while a layer is traced
+NO_LENGTHS: Ints = np.zeros(0, dtype=np.int64)  # lengths are not read while a layer is traced
 
 
 @dataclass(frozen=True)
-class Side:
+class TracedIndex:
+    """Indices of a gather into lines and back, as traced tensors."""
+
     pad: Tensor  # [lines, places]
     unpad: Tensor  # [tokens]
 
 
 def even(position: Tensor) -> Layout:
-    """Rows of one length, tokens in lines already; positions as [rows, length]."""
+    """Return the layout of rows of one length; positions as [rows, length]."""
     sides = position[:, None, :, None], position[:, None, None, :]
-    return Layout(NOBODY, NOBODY, position, position, True, mix=Mix(None, None, sides))
+    return Layout(NO_LENGTHS, NO_LENGTHS, position, position, True, mix=TracedAttention(None, None, sides))
 
 
-def ragged(given: Named, same: bool = True) -> Layout:
-    """Rows of any lengths; positions go into lines too, should a layer have a window."""
-    key = Side(given["key_pad"], given["key_unpad"])
-    query = key if same else Side(given["query_pad"], given["query_unpad"])
-    asks = given["position"] if same else given["query_position"]
-    sides = _gather(asks, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
-    mix = Mix(query, key, sides, given["mask"], given["real"])
-    return Layout(NOBODY, NOBODY, asks, given["position"], same, mix=mix)
+def ragged(given: NamedTensors, same: bool = True) -> Layout:
+    """Return the layout of rows of any lengths; positions are gathered into lines too, for layers with a window."""
+    key = TracedIndex(given["key_pad"], given["key_unpad"])
+    query = key if same else TracedIndex(given["query_pad"], given["query_unpad"])
+    queries = given["position"] if same else given["query_position"]
+    sides = _gather(queries, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
+    mix = TracedAttention(query, key, sides, given["mask"], given["real"])
+    return Layout(NO_LENGTHS, NO_LENGTHS, queries, given["position"], same, mix=mix)
 
 
 @dataclass(frozen=True)
-class Mix:
-    """Attention in a form that compilers know; stands in for `core.attention.attend` while a layer is traced."""
+class TracedAttention:
+    """Attention in operations that compilers support; replaces `core.attention.attend` while a layer is traced."""
 
-    query: Side | None  # None: in lines already
-    key: Side | None
+    query: TracedIndex | None  # None: already in lines
+    key: TracedIndex | None
     position: tuple[Tensor, Tensor]  # [lines, 1, queries, 1] and [lines, 1, 1, keys]
     mask: Tensor | None = None
     real: Tensor | None = None
@@ -84,19 +96,19 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Rows(Packed):
-    """A packed batch of traced tensors, pooled without scattering."""
+class RaggedRows(Packed):
+    """A packed batch of traced tensors that is pooled without scattering."""
 
     line: Tensor | None = None  # [rows, longest]
     weight: Tensor | None = None  # [rows, longest], 1 / length or 0
 
     @classmethod
-    def of(cls, given: Named) -> Rows:
+    def of(cls, given: NamedTensors) -> RaggedRows:
         tokens = {name: given[name] for name in IDS if name in given}
-        made = cls(given["x"], given["lengths"], {}, tokens, given["line"], given["weight"])
+        result = cls(given["x"], given["lengths"], {}, tokens, given["line"], given["weight"])
         derived = {"layout": ragged(given), "row_of_token": given["row"], "starts": given["line"][:, 0]}
-        made.__dict__.update(derived, total=given["x"].shape[0])
-        return made
+        result.__dict__.update(derived, total=given["x"].shape[0])
+        return result
 
     def with_states(self, states: Tensor) -> Packed:
         return self._same(type(self)(states, self.lengths, self.rows, self.tokens, self.line, self.weight))
@@ -123,13 +135,13 @@ class Rows(Packed):
 
 
 @dataclass(frozen=True)
-class Block(Packed):
-    """Traced rows of one length, as exits want them."""
+class EvenRows(Packed):
+    """Traced rows of one length as a packed batch for exit heads."""
 
     shape: tuple[int, int] = (0, 0)  # rows, length
 
     @classmethod
-    def of(cls, x: Tensor, given: Named) -> Block:
+    def of(cls, x: Tensor, given: NamedTensors) -> EvenRows:
         rows, length = x.shape[0], x.shape[1]
         inner = even(given["position"]).mix
 
@@ -143,9 +155,9 @@ class Block(Packed):
 
         tokens = {name: given[name].reshape(-1) for name in IDS if name in given}
         flat = tokens["position"]
-        made = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, tokens, (rows, length))
-        made.__dict__["layout"] = Layout(NOBODY, NOBODY, flat, flat, True, mix=mix)
-        return made
+        result = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, tokens, (rows, length))
+        result.__dict__["layout"] = Layout(NO_LENGTHS, NO_LENGTHS, flat, flat, True, mix=mix)
+        return result
 
     def with_states(self, states: Tensor) -> Packed:
         return self._same(type(self)(states, self.lengths, self.rows, self.tokens, self.shape))
@@ -168,11 +180,63 @@ class Block(Packed):
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens put into lines."""  # [tokens, …], [lines, places] → [lines, places, …]
+    """Gather tokens into lines."""  # [tokens, …], [lines, places] → [lines, places, …]
     return x.index_select(0, index.reshape(-1)).view(index.shape[0], index.shape[1], *x.shape[1:])
 
 
-def _lines(x: Tensor, side: Side | None, heads: int) -> Tensor:
-    """Tokens as attention wants them."""  # [lines, heads, places, width]
+def _lines(x: Tensor, side: TracedIndex | None, heads: int) -> Tensor:
+    """Return tokens as attention takes them."""  # [lines, heads, places, width]
     x = x if side is None else _gather(x, side.pad)
     return x.view(x.shape[0], x.shape[1], heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records every operation and every tensor that was neither given nor computed."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.known: dict[int, Tensor] = {id(t): t for t in given}  # held, so that no id is used again
+        self.constants: dict[int, Tensor] = {}
+        self.digest = hashlib.sha256()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.digest.update(str(func).encode())
+        for value in tree_leaves((args, kwargs or {})):
+            self._record(value)
+        out = func(*args, **(kwargs or {}))
+        self.known.update({id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)})
+        return out
+
+    def _record(self, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            self.digest.update(repr(value).encode())
+        elif id(value) in self.known:
+            self.digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        elif id(value) not in self.constants:
+            self.constants[id(value)] = value
+            self.digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            self.digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def record_operations(function: Callable[[], Any], given: Sequence[Tensor]) -> OperationRecorder:
+    """Record a function on its second call, because on the first one layers prepare constants (fused Q, K and V)."""
+    with torch.inference_mode(False), torch.no_grad():
+        function()
+        with OperationRecorder(given) as recorder:
+            function()
+    return recorder
+
+
+@contextmanager
+def without_gradients(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Turn gradients off while this lasts: a tracer refuses constants that require them."""
+    trainable = [t for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
