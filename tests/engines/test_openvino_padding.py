@@ -1,4 +1,4 @@
-"""Lines for compiled attention: every token has one place, attends to its own row only, and one long row inflates no other."""
+"""Lines for compiled attention: every token has one place and its own row, and one long row inflates no other."""
 
 from __future__ import annotations
 

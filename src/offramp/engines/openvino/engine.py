@@ -212,10 +212,12 @@ class OpenVINOEngine(Engine):
 
     def _idle(self, layer: int, half: str, queries: Tensor, keys: Tensor, where: Layout) -> list[Tensor]:
         """Run a graph in which some tokens are keys only."""
-        queries, visible = padded(queries, padded_tokens(queries.shape[0])), padded(keys, padded_tokens(keys.shape[0]))
-        outputs = [torch.empty(queries.shape), *(torch.empty(len(visible)) for _ in range(2 * (half == "scored")))]
+        padded_queries = padded(queries, padded_tokens(queries.shape[0]))
+        padded_keys = padded(keys, padded_tokens(keys.shape[0]))
+        scores = (torch.empty(len(padded_keys)) for _ in range(2 * (half == "scored")))
+        outputs = [torch.empty(padded_queries.shape), *scores]
         graph = self._graph(layer, f"{half}-idle", partial(graphs.idle_layer_spec, half=half))
-        graph({"queries": queries, "x": visible, **ragged_inputs(where)}, outputs)
+        graph({"queries": padded_queries, "x": padded_keys, **ragged_inputs(where)}, outputs)
         return [outputs[0][: queries.shape[0]], *(out[: keys.shape[0]] for out in outputs[1:])]
 
 

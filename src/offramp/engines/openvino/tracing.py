@@ -46,10 +46,10 @@ def ragged(given: NamedTensors, same: bool = True) -> Layout:
     """Return the layout of rows of any lengths; positions are gathered into lines too, for layers with a window."""
     key = TracedIndex(given["key_pad"], given["key_unpad"])
     query = key if same else TracedIndex(given["query_pad"], given["query_unpad"])
-    queries = given["position"] if same else given["query_position"]
-    sides = _gather(queries, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
+    query_position = given["position"] if same else given["query_position"]
+    sides = _gather(query_position, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
     mix = TracedAttention(query, key, sides, given["mask"], given["real"])
-    return Layout(NO_LENGTHS, NO_LENGTHS, queries, given["position"], same, mix=mix)
+    return Layout(NO_LENGTHS, NO_LENGTHS, query_position, given["position"], same, mix=mix)
 
 
 @dataclass(frozen=True)
