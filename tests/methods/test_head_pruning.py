@@ -95,7 +95,7 @@ def test_importance_is_the_derivative_by_a_gate() -> None:
     net, data = made("bert")
     heads, neurons = importance(net, data, rows=100)
     layer, wide = net.encoder.layers[1], 8
-    out, down = layer.outputs()  # type: ignore[attr-defined]  # every tiny layer can be narrowed
+    out, down = layer.output_projections()  # type: ignore[attr-defined]  # every tiny layer can be narrowed
 
     def slope(weight: Tensor, columns: slice) -> float:
         """Σ over rows of |loss(gate + ε) − loss(gate − ε)| / 2ε."""
@@ -149,7 +149,7 @@ def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kin
     kept = model.network.added["kept"]
     assert kept.heads.sum() == 6 and kept.neurons.sum() == 36
     layer = model.network.encoder.layers[0]
-    out = layer.outputs()[0].weight  # type: ignore[attr-defined]
+    out = layer.output_projections()[0].weight  # type: ignore[attr-defined]
     assert (out[:, ~kept.heads[0].repeat_interleave(8)] == 0).all() and (out[:, :].abs().sum(0) > 0).any()
     assert model.points is not None and len(model.points.points) == 1 and 0.2 < model.points.points[0].mac_share < 0.95
     rows = runs.rows(kind, 6, 9)

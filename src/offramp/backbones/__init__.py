@@ -1,8 +1,8 @@
-"""Hugging Face parameters by reference → an `Encoder` of half-layers. One file per family; the folder is the list.
+"""Hugging Face models taken apart for the packed loop, with their parameters by reference. One file per family.
 
-A backbone file exports `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head`; one that has a
-head for `AutoModelForSeq2SeqLM` also `decoder(model) -> Decoder`. Files whose name starts with an underscore are shared
-pieces.
+A backbone file defines `MODEL_TYPES`, `encoder(model) -> Encoder` and `head(model, auto_class) -> Head | None`; one
+with a head for `AutoModelForSeq2SeqLM` also `decoder(model) -> Decoder`. Backbones are found by their files; files
+whose name starts with an underscore are shared helpers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from offramp.backbones._narrow import Narrowing as Narrowing
+from offramp.backbones._prunable import PrunableLayer as PrunableLayer
 from offramp.core.attention import AttentionScores, Layout
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.decoder import BlockCost, StepBlock
@@ -38,13 +38,16 @@ class Layer(Protocol):
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool, key_bias: Tensor | None
     ) -> tuple[Tensor, AttentionScores | None]:
-        """`queries` are some (or, as the same tensor, all) of the tokens whose states are `keys`."""
+        """Return the states of `queries` after the attention half, and attention scores if `scores`.
+
+        `queries` are some (or, as the same tensor, all) of the tokens whose states are `keys`.
+        """
 
     def feed(self, x: Tensor) -> Tensor:
-        """Feed-forward half."""
+        """Return the states after the feed-forward half."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The layer's own parameters (which it may share with other layers)."""
+        """Return the parameters of the layer, which it may share with other layers."""
 
 
 FREE = HeadCost(0, 0)
@@ -52,7 +55,7 @@ FREE = HeadCost(0, 0)
 
 @dataclass(frozen=True)
 class Encoder:
-    """A backbone taken apart for the packed loop; shares parameters with the Hugging Face model it came from."""
+    """The encoder of a model for the packed loop; it shares parameters with the Hugging Face model."""
 
     embed: Callable[[Packed], Tensor]
     layers: Sequence[Layer]
@@ -86,7 +89,7 @@ class DecoderBlock(Protocol):
 
 @dataclass(frozen=True)
 class Decoder:
-    """The decoder of an encoder–decoder; shares parameters with the Hugging Face model it came from."""
+    """The decoder of an encoder–decoder; it shares parameters with the Hugging Face model."""
 
     embed: Callable[[Tensor, Tensor], Tensor]  # ids and their positions → states
     blocks: Sequence[DecoderBlock]
@@ -105,35 +108,35 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Head:
-    """The model's own Hugging Face head on packed states that already went through `Encoder.final`."""
+    """The model's own Hugging Face head, applied to packed states after `Encoder.final`."""
 
     apply: Callable[[Packed], Tensor]
     cost: HeadCost
 
 
 def row_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:
-    """A head that reads each row's first token."""
+    """Return a head that reads each row's first token."""
     return Head(lambda packed: apply(packed.first()), HeadCost(linear_macs(*modules), 0))
 
 
 def token_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:
-    """A head applied to every token."""
+    """Return a head that is applied to every token."""
     return Head(lambda packed: apply(packed.states), HeadCost(0, linear_macs(*modules)))
 
 
 def linear_macs(*modules: nn.Module) -> int:
-    """Multiply-accumulates of the linear layers in `modules`, applied once each."""
+    """Return the MACs of the linear layers in `modules`, applied once each."""
     parts = [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
     return sum(part.in_features * part.out_features for part in parts)
 
 
 def names() -> list[str]:
-    """The backbones there are: the files of this folder."""
+    """Return the names of all backbones: the files of this folder."""
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
 def find(model_type: str) -> Any:
-    """The backbone module for a Hugging Face `model_type`."""
+    """Return the backbone module for a Hugging Face `model_type`."""
     modules = [import_module(f"{__name__}.{name}") for name in names()]
     for module in modules:
         if model_type in module.MODEL_TYPES:
@@ -147,29 +150,29 @@ def find(model_type: str) -> Any:
 
 
 def encoder(model: PreTrainedModel) -> Encoder:
-    """Any supported Hugging Face model as an `Encoder`."""
-    made: Encoder = find(model.config.model_type).encoder(model)
-    return made
+    """Return the encoder of any supported Hugging Face model."""
+    result: Encoder = find(model.config.model_type).encoder(model)
+    return result
 
 
 def head(model: PreTrainedModel, auto_class: str) -> Head:
-    """The model's own head for a task."""
+    """Return the model's own head for a task."""
     module = find(model.config.model_type)
-    made: Head | None = module.head(model, auto_class)
-    if made is None:
+    result: Head | None = module.head(model, auto_class)
+    if result is None:
         raise OfframpError(
             f"a head for {auto_class}",
             f"a {model.config.model_type} model, whose backbone file has none",
             "pick another task or backbone, or add the head to the backbone file",
         )
-    return made
+    return result
 
 
 def decoder(model: PreTrainedModel) -> Decoder:
-    """The decoder of a model that has a head for `AutoModelForSeq2SeqLM`."""
-    made: Decoder = find(model.config.model_type).decoder(model)
-    return made
+    """Return the decoder of a model that has a head for `AutoModelForSeq2SeqLM`."""
+    result: Decoder = find(model.config.model_type).decoder(model)
+    return result
 
 
-for _family in names():  # a family of our own makes itself known to transformers when its file is imported
+for _family in names():  # importing the file of our own family registers it with transformers
     import_module(f"{__name__}.{_family}")

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from offramp.backbones import Head, token_head
-from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.packed import Packed
 
 
-def layers(stack: Any, heads: int) -> list[PostNorm]:
-    """The layers of a `…Encoder.layer` list."""
-    return [PostNorm(_sublayers(layer), heads) for layer in stack]
+def bert_layers(stack: Any, heads: int) -> list[PostNormLayer]:
+    """Return the layers of a `…Encoder.layer` list."""
+    return [PostNormLayer(_sublayers(layer), heads) for layer in stack]
 
 
 def _sublayers(layer: Any) -> Sublayers:
@@ -35,18 +35,18 @@ def _sublayers(layer: Any) -> Sublayers:
     )
 
 
-def embed(embeddings: Any, packed: Packed, first_position: int = 0) -> Tensor:
-    """Word, type and position embeddings of packed tokens."""  # [tokens, hidden]
-    made: Tensor = embeddings(
+def bert_embeddings(embeddings: Any, packed: Packed, first_position: int = 0) -> Tensor:
+    """Return the sum of word, type and position embeddings of packed tokens: [tokens, hidden]."""
+    embedded: Tensor = embeddings(
         input_ids=packed.tokens[ID][None],
         token_type_ids=packed.tokens[TYPE][None],
         position_ids=packed.tokens[POSITION][None] + first_position,
     )
-    return made[0]
+    return embedded[0]
 
 
 def plain_token_head(model: Any, auto_class: str) -> Head | None:
-    """Tagging and question-answering heads, the same one linear layer everywhere."""
+    """Return the head for tagging or question answering, which is one linear layer in all these families."""
     if auto_class == "AutoModelForTokenClassification":
         return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
     if auto_class == "AutoModelForQuestionAnswering":

@@ -1,4 +1,4 @@
-"""The classic layer: attention, add, norm; feed-forward, add, norm. Shared by BERT and its kin."""
+"""The post-norm layer of BERT and related families: attention, add, norm; feed-forward, add, norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offramp.backbones._narrow import Narrowing
+from offramp.backbones._prunable import PrunableLayer
 from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
 from offramp.core.cost import LayerCost
 from offramp.core.dropout import apply_dropout
@@ -17,7 +17,7 @@ from offramp.core.dropout import apply_dropout
 
 @dataclass(frozen=True)
 class Sublayers:
-    """The modules of a post-norm layer, whatever the family calls them."""
+    """The modules of a post-norm layer under common names."""
 
     query: nn.Linear
     key: nn.Linear
@@ -33,8 +33,8 @@ class Sublayers:
     feed_norm: nn.LayerNorm
 
 
-class PostNorm(Narrowing):
-    """A post-norm layer in halves. While no gradient is recorded, Q, K and V are one fused product."""
+class PostNormLayer(PrunableLayer):
+    """A post-norm layer in two halves; while no gradient is recorded, Q, K and V are one fused product."""
 
     def __init__(self, parts: Sublayers, heads: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class PostNorm(Narrowing):
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
     ) -> tuple[Tensor, AttentionScores | None]:
-        """Attention half: projections, attention over each row's own keys, output projection, add, norm."""
+        """Return the states after the attention half, and attention scores if they are wanted."""
         p = self.parts
         if queries is keys and not torch.is_grad_enabled():
             weight, bias = self._fuse()
@@ -54,36 +54,38 @@ class PostNorm(Narrowing):
         else:
             q, k, v = (F.linear(x, *self._project(n)) for n, x in (("query", queries), ("key", keys), ("value", keys)))
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
-        mixed, seen = attend(q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias))
-        mixed = F.linear(mixed, self.cut("out", p.out.weight, self.columns, 1), p.out.bias)
-        return p.attention_norm(queries + apply_dropout(p.out_dropout, mixed)), seen
+        attended, attention_scores = attend(
+            q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias)
+        )
+        projected = F.linear(attended, self.kept_part("out", p.out.weight, self.columns, 1), p.out.bias)
+        return p.attention_norm(queries + apply_dropout(p.out_dropout, projected)), attention_scores
 
     def feed(self, x: Tensor) -> Tensor:
-        """Feed-forward half."""
+        """Return the states after the feed-forward half."""
         p = self.parts
-        up, bias = (self.cut(f"up {i}", t, self.neurons, 0) for i, t in enumerate((p.up.weight, p.up.bias)))
-        down = self.cut("down", p.down.weight, self.neurons, 1)
+        up, bias = (self.kept_part(f"up {i}", t, self.neurons, 0) for i, t in enumerate((p.up.weight, p.up.bias)))
+        down = self.kept_part("down", p.down.weight, self.neurons, 1)
         fed = F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)
         y: Tensor = p.feed_norm(x + apply_dropout(p.down_dropout, fed))
         return y
 
-    def outputs(self) -> tuple[nn.Linear, nn.Linear]:
+    def output_projections(self) -> tuple[nn.Linear, nn.Linear]:
         return self.parts.out, self.parts.down
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The layer's own parameters."""
+        """Yield the parameters of the layer."""
         for part in vars(self.parts).values():
             if isinstance(part, nn.Module):
                 yield from part.parameters()
 
     def _project(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weight and bias of query, key or value, for the heads that are computed."""
+        """Return weight and bias of query, key or value, for the heads that are computed."""
         linear: nn.Linear = getattr(self.parts, name)
-        weight = self.cut(f"{name} weight", linear.weight, self.columns, 0)
-        return weight, self.cut(f"{name} bias", linear.bias, self.columns, 0)
+        weight = self.kept_part(f"{name} weight", linear.weight, self.columns, 0)
+        return weight, self.kept_part(f"{name} bias", linear.bias, self.columns, 0)
 
     def _fuse(self) -> tuple[Tensor, Tensor]:
-        """Q, K and V as one matrix, made anew when any of them changed."""
+        """Return Q, K and V as one matrix; it is rebuilt when one of them changed."""
         sources = [t for name in ("query", "key", "value") for t in self._project(name)]
         stamp = tuple(n for t in sources for n in (t.data_ptr(), t._version))
         if self._fused is None or self._fused[0] != stamp:

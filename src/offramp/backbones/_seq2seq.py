@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import Decoder, Encoder, Head, token_head
-from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.attention.training_kernel import attend_while_training
 from offramp.core.columns import ID, POSITION
 from offramp.core.decoder import BlockCost
@@ -48,7 +48,7 @@ def seq2seq_encoder(model: Any, embed: Embed) -> Encoder:
     return Encoder(packed_embed, layers, nn.Identity(), config.d_model, config.max_position_embeddings)
 
 
-def _encoder_layer(layer: Any) -> PostNorm:
+def _encoder_layer(layer: Any) -> PostNormLayer:
     attention, state_dropout = layer.self_attn, cast("nn.Dropout", OwnerDropout(layer, layer.dropout))
     inner_dropout = OwnerDropout(layer, layer.activation_dropout)
     parts = Sublayers(
@@ -65,7 +65,7 @@ def _encoder_layer(layer: Any) -> PostNorm:
         down_dropout=state_dropout,
         feed_norm=layer.final_layer_norm,
     )
-    return PostNorm(parts, attention.num_heads)
+    return PostNormLayer(parts, attention.num_heads)
 
 
 class PostNormDecoderBlock:

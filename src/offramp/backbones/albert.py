@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._bert_like import embed, plain_token_head
-from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.backbones._bert_like import bert_embeddings, plain_token_head
+from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 
@@ -38,13 +38,13 @@ def encoder(model: Any) -> Encoder:
     base, config = model.base_model, model.config
     project = base.encoder.embedding_hidden_mapping_in
     groups = [
-        [PostNorm(_sublayers(layer), config.num_attention_heads) for layer in group.albert_layers]
+        [PostNormLayer(_sublayers(layer), config.num_attention_heads) for layer in group.albert_layers]
         for group in base.encoder.albert_layer_groups
     ]
 
     def words(packed: Packed) -> Tensor:
-        made: Tensor = project(embed(base.embeddings, packed))
-        return made
+        embedded: Tensor = project(bert_embeddings(base.embeddings, packed))
+        return embedded
 
     per_group = config.num_hidden_layers / config.num_hidden_groups
     stack = [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_group)]]
@@ -53,7 +53,7 @@ def encoder(model: Any) -> Encoder:
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         base = model.albert
         return row_head(

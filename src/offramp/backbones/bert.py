@@ -8,21 +8,21 @@ from typing import Any
 from torch import nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import embed, layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
 
 MODEL_TYPES = ("bert",)
 
 
 def encoder(model: Any) -> Encoder:
-    """`BertModel` (or a model that holds one) for the packed loop."""
+    """Return `BertModel` (or a model that holds one) for the packed loop."""
     base, config = model.base_model, model.config
-    stack = layers(base.encoder.layer, config.num_attention_heads)
-    words = partial(embed, base.embeddings)
+    stack = bert_layers(base.encoder.layer, config.num_attention_heads)
+    words = partial(bert_embeddings, base.embeddings)
     return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         pooler = model.bert.pooler
         return row_head(

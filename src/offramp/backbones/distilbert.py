@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._post_norm import PostNorm, Sublayers
+from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION
 from offramp.core.packed import Packed
 
@@ -34,20 +34,20 @@ def _sublayers(block: Any) -> Sublayers:
 
 
 def encoder(model: Any) -> Encoder:
-    """`DistilBertModel` for the packed loop."""
+    """Return `DistilBertModel` for the packed loop."""
     base, config = model.base_model, model.config
 
     def words(packed: Packed) -> Tensor:
         ids, positions = packed.tokens[ID][None], packed.tokens[POSITION][None]
-        made: Tensor = base.embeddings(input_ids=ids, position_ids=positions)
-        return made[0]
+        embedded: Tensor = base.embeddings(input_ids=ids, position_ids=positions)
+        return embedded[0]
 
-    stack = [PostNorm(_sublayers(block), config.n_heads) for block in base.transformer.layer]
+    stack = [PostNormLayer(_sublayers(block), config.n_heads) for block in base.transformer.layer]
     return Encoder(words, stack, nn.Identity(), config.dim, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         first, last = model.pre_classifier, model.classifier
         return row_head(lambda x: last(model.dropout(torch.relu(first(x)))), first, last)

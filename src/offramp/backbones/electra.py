@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._bert_like import embed, layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
 
@@ -15,22 +15,22 @@ MODEL_TYPES = ("electra",)
 
 
 def encoder(model: Any) -> Encoder:
-    """`ElectraModel` for the packed loop."""
+    """Return `ElectraModel` for the packed loop."""
     base, config = model.base_model, model.config
     narrow = config.embedding_size != config.hidden_size
     project: nn.Module = base.embeddings_project if narrow else nn.Identity()
 
     def words(packed: Packed) -> Tensor:
-        made: Tensor = project(embed(base.embeddings, packed))
-        return made
+        embedded: Tensor = project(bert_embeddings(base.embeddings, packed))
+        return embedded
 
-    stack = layers(base.encoder.layer, config.num_attention_heads)
+    stack = bert_layers(base.encoder.layer, config.num_attention_heads)
     price = HeadCost(0, linear_macs(project))
     return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
     if auto_class == "AutoModelForMaskedLM":

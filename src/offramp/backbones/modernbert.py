@@ -1,6 +1,6 @@
-"""ModernBERT: norm first, rotary positions, gated feed-forward, most layers see a sliding window.
+"""ModernBERT: norm first, rotary positions, gated feed-forward; most layers attend within a sliding window.
 
-Rotations and windows use each token's original position, so dropping tokens moves nobody closer.
+Rotations and windows use the original positions of tokens, which do not change when other tokens are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._narrow import Narrowing
+from offramp.backbones._prunable import PrunableLayer
 from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
 from offramp.core.columns import ID
 from offramp.core.cost import HeadCost, LayerCost
@@ -23,8 +23,8 @@ from offramp.core.packed import Packed
 MODEL_TYPES = ("modernbert",)
 
 
-class PreNormRotary(Narrowing):
-    """One ModernBERT layer in halves."""
+class PreNormRotaryLayer(PrunableLayer):
+    """One ModernBERT layer in two halves."""
 
     def __init__(self, layer: Any, rotary: Any, config: Any) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class PreNormRotary(Narrowing):
     def attend(
         self, queries: Tensor, keys: Tensor, where: Layout, scores: bool = False, key_bias: Tensor | None = None
     ) -> tuple[Tensor, AttentionScores | None]:
-        """Attention half: norm, rotate, attend, add."""
+        """Return the states after the attention half: norm, rotate, attend, add."""
         own = self.layer.attn
-        weight, bias = self.stacked("Wqkv", own.Wqkv, self.columns, 3)
+        weight, bias = self.kept_rows("Wqkv", own.Wqkv, self.columns, 3)
         if queries is keys:
             q, k, v = F.linear(self.layer.attn_norm(keys), weight, bias).chunk(3, dim=-1)
         else:
@@ -49,23 +49,25 @@ class PreNormRotary(Narrowing):
             q = F.linear(self.layer.attn_norm(queries), weight[:wide], first)
         q, k = self._rotate(q, where.query_position), self._rotate(k, where.key_position)
         dropout = own.attention_dropout if own.training else 0.0
-        mixed, seen = attend(q, k, v, where, AttentionOptions(self.heads, dropout, self.window, scores, key_bias))
-        mixed = F.linear(mixed, self.cut("out", own.Wo.weight, self.columns, 1), own.Wo.bias)
-        return queries + apply_dropout(own.out_drop, mixed), seen
+        attended, attention_scores = attend(
+            q, k, v, where, AttentionOptions(self.heads, dropout, self.window, scores, key_bias)
+        )
+        projected = F.linear(attended, self.kept_part("out", own.Wo.weight, self.columns, 1), own.Wo.bias)
+        return queries + apply_dropout(own.out_drop, projected), attention_scores
 
     def feed(self, x: Tensor) -> Tensor:
-        """Feed-forward half."""
+        """Return the states after the feed-forward half."""
         own = self.layer.mlp
-        made, gate = F.linear(self.layer.mlp_norm(x), *self.stacked("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
-        down = self.cut("down", own.Wo.weight, self.neurons, 1)
-        y: Tensor = x + F.linear(apply_dropout(own.drop, own.act(made) * gate), down, own.Wo.bias)
+        inner, gate = F.linear(self.layer.mlp_norm(x), *self.kept_rows("Wi", own.Wi, self.neurons, 2)).chunk(2, dim=-1)
+        down = self.kept_part("down", own.Wo.weight, self.neurons, 1)
+        y: Tensor = x + F.linear(apply_dropout(own.drop, own.act(inner) * gate), down, own.Wo.bias)
         return y
 
-    def outputs(self) -> tuple[nn.Linear, nn.Linear]:
+    def output_projections(self) -> tuple[nn.Linear, nn.Linear]:
         return self.layer.attn.Wo, self.layer.mlp.Wo
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The layer's own parameters."""
+        """Return the parameters of the layer."""
         parts: Iterator[nn.Parameter] = self.layer.parameters()
         return parts
 
@@ -78,19 +80,19 @@ class PreNormRotary(Narrowing):
 
 
 def encoder(model: Any) -> Encoder:
-    """`ModernBertModel` for the packed loop; its final norm stands before every exit."""
+    """Return `ModernBertModel` for the packed loop; its final norm is applied before every exit."""
     base, config = model.base_model, model.config
-    stack = [PreNormRotary(layer, base.rotary_emb, config) for layer in base.layers]
+    stack = [PreNormRotaryLayer(layer, base.rotary_emb, config) for layer in base.layers]
 
     def words(packed: Packed) -> Tensor:
-        made: Tensor = base.embeddings(input_ids=packed.tokens[ID][None])
-        return made[0]
+        embedded: Tensor = base.embeddings(input_ids=packed.tokens[ID][None])
+        return embedded[0]
 
     return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForMaskedLM":
         return token_head(lambda x: model.decoder(model.head(x)), model.head, model.decoder)
 

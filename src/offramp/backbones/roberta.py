@@ -8,22 +8,22 @@ from typing import Any
 from torch import nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import embed, layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
 
 MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
 
 def encoder(model: Any) -> Encoder:
-    """`RobertaModel` and kin for the packed loop."""
+    """Return `RobertaModel` and its variants for the packed loop."""
     base, config = model.base_model, model.config
-    stack = layers(base.encoder.layer, config.num_attention_heads)
-    words = partial(embed, base.embeddings, first_position=base.embeddings.padding_idx + 1)
+    stack = bert_layers(base.encoder.layer, config.num_attention_heads)
+    words = partial(bert_embeddings, base.embeddings, first_position=base.embeddings.padding_idx + 1)
     longest = config.max_position_embeddings - base.embeddings.padding_idx - 1
     return Encoder(words, stack, nn.Identity(), config.hidden_size, longest)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
-    """The last exit."""
+    """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
     if auto_class == "AutoModelForMaskedLM":

@@ -1,5 +1,4 @@
-"""From files to token ids: `read.py` gives rows with our column names, `tokenise.py` turns rows into `Encoded`.
+"""From files to token ids: `readers` gives rows with our column names, `tokenization` turns texts into `Encoded`.
 
-Importing this room imports neither torch nor transformers, so that `offramp --help` stays fast. Nothing is
-re-exported: `offramp.data.readers` is always the module, never the function of that name.
+Importing this room imports neither torch nor transformers, so that `offramp --help` stays fast.
 """

@@ -1,4 +1,4 @@
-"""Rows by a name of the `datasets` library: NAME[/CONFIG][:SPLIT], for example `glue/sst2:validation`."""
+"""Rows of a data set of the `datasets` library, named NAME[/CONFIG][:SPLIT], for example `glue/sst2:validation`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*){0,2}(:\w[\w%\[\]:+-]*)?")
 
 
 def looks_like_name(source: str) -> bool:
-    """Whether to ask `datasets`: the shape is right, and it is not plainly a mistyped path."""
+    """Return whether a source has the form of a data set's name and is not plainly a mistyped path."""
     if NAME.fullmatch(source) is None:
         return False
     path = Path(source)
@@ -22,7 +22,7 @@ def looks_like_name(source: str) -> bool:
 
 
 def dataset_rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a data set (needs the extra `data`); label indices stay numbers, tag indices become names."""
+    """Yield the rows of a data set (needs the extra `data`); label indices stay numbers, tag indices become names."""
     try:
         from datasets import ClassLabel, List
     except ImportError as error:
@@ -38,7 +38,7 @@ def dataset_rows(source: str) -> Iterator[dict[str, Any]]:
 
 
 def _load(source: str) -> Any:
-    """`datasets.load_dataset`, reading A/B first as data set A, configuration B, then as owner A, data set B."""
+    """Load A/B as data set A with configuration B, or, if there is none, as data set B of owner A."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
@@ -54,6 +54,6 @@ def _load(source: str) -> Any:
     except Exception as error:  # datasets raises a dozen unrelated classes; none of them is a bug of ours
         raise OfframpError(
             asked=f"the data set {source!r} (no file of that name exists)",
-            given=f"the datasets library says: {error}",
+            given=f"an error of the datasets library: {error}",
             fix="check the name, the split (NAME/CONFIG:SPLIT) and the network, or give a file instead",
         ) from error

@@ -1,4 +1,4 @@
-"""One generator per file format, each taking a source and giving raw rows; every failure names the line.
+"""One generator of raw rows per file format; every error names the line.
 
 Lines are split on the byte \\n only: U+2028 and its kin are legal inside JSON strings.
 """
@@ -25,17 +25,17 @@ LONGEST_FIELD = 10_000_000  # characters; Python's own limit of 131,072 is short
 
 
 def jsonl_rows(source: str) -> Iterator[Row]:
-    """One JSON object a line; blank lines are skipped."""
+    """Yield one row per JSON object, one object a line; blank lines are skipped."""
     return _objects(source, _lines(source))
 
 
 def text_rows(source: str) -> Iterator[Row]:
-    """One text a line. An empty line stays a row, and is refused as an empty text with its number."""
+    """Yield one text a line; an empty line stays a row, so that the task can refuse it with its number."""
     return _texts(_lines(source))
 
 
 def stdin_rows(source: str) -> Iterator[Row]:
-    """JSON lines if the first line with anything on it starts with a brace, else plain lines."""
+    """Yield rows of standard input: JSON lines if the first non-blank line starts with a brace, else plain lines."""
     lines = _lines(source)
     head: list[Line] = []
     for line in lines:
@@ -43,27 +43,27 @@ def stdin_rows(source: str) -> Iterator[Row]:
         if line[1].strip():
             break
     is_json = bool(head) and head[-1][1].lstrip().startswith("{")
-    everything = itertools.chain(head, lines)
-    yield from _objects("stdin", everything) if is_json else _texts(everything)
+    all_lines = itertools.chain(head, lines)
+    yield from _objects("stdin", all_lines) if is_json else _texts(all_lines)
 
 
 def csv_rows(source: str) -> Iterator[Row]:
-    """Comma-separated with a header line; quotes as in RFC 4180, so fields may hold commas and line ends."""
+    """Yield comma-separated rows with a header line; quoted as in RFC 4180: fields may hold commas and line ends."""
     return _delimited(source, csv.reader(_only_text(source), strict=True))
 
 
 def tsv_rows(source: str) -> Iterator[Row]:
-    """Tab-separated with a header line.
+    """Yield tab-separated rows with a header line.
 
-    Files in the wild either never quote (GLUE, where sentences begin with a lone quote) or quote as CSV does, so a
-    quote has no power over tabs and line ends, and a field is unquoted only where it is quoted properly.
+    Published files either never quote (GLUE, where sentences begin with a lone quote) or quote as CSV does. So tabs and
+    line ends always separate, and quotes are removed only from fields that are quoted properly.
     """
     reader = csv.reader(_only_text(source), delimiter="\t", quoting=csv.QUOTE_NONE)
     return ({name: _unquoted(value) for name, value in row.items()} for row in _delimited(source, reader))
 
 
 def parquet_rows(source: str) -> Iterator[Row]:
-    """Apache Parquet, a batch of rows at a time (needs the extra `data`)."""
+    """Yield rows of Apache Parquet, read in batches (needs the extra `data`)."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -81,7 +81,7 @@ def parquet_rows(source: str) -> Iterator[Row]:
 
 
 def squad_rows(source: str) -> Iterator[Row]:
-    """SQuAD JSON (1.1 and 2.0) flattened to one row a question; a JSON list of objects is taken as rows."""
+    """Yield one row per question of SQuAD JSON (1.1 and 2.0); a JSON list of objects is taken as rows."""
     text = "".join(_only_text(source))
     if not text.strip():
         return
@@ -103,7 +103,7 @@ def squad_rows(source: str) -> Iterator[Row]:
 
 
 def _question(question: Row, context: str) -> Row:
-    """One row; `answers` stays away when the file has none, so that evaluating on it is noticed."""
+    """Return one row; `answers` is left out if the file has none, so that evaluation on it raises an error."""
     row: Row = {"id": question.get("id"), "question": question["question"], "context": context}
     if question.get("is_impossible"):
         row["answers"] = {"text": [], "answer_start": []}
@@ -115,7 +115,7 @@ def _question(question: Row, context: str) -> Row:
 
 @contextlib.contextmanager
 def _open(source: str) -> Iterator[IO[bytes]]:
-    """The bytes of a source, unzipped; whatever fails while they are read is an error. Stdin is left open."""
+    """Yield the bytes of a source, unzipped; failures while reading become errors. Standard input is left open."""
     if source == "-":
         yield sys.stdin.buffer
         return
@@ -128,7 +128,7 @@ def _open(source: str) -> Iterator[IO[bytes]]:
 
 
 def _lines(source: str) -> Iterator[Line]:
-    """Numbered UTF-8 lines, without a byte order mark."""
+    """Yield numbered UTF-8 lines, without a byte order mark."""
     with _open(source) as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -165,21 +165,21 @@ def _objects(source: str, lines: Iterable[Line]) -> Iterator[Row]:
 
 
 def _parse(text: str, source: str, number: int) -> Any:
-    """JSON, or an error with the line; lone surrogates are refused here because no tokenizer takes them."""
+    """Return parsed JSON, or raise an error with the line; lone surrogates are refused: no tokenizer takes them."""
     try:
         value = json.loads(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        place, why = number + error.lineno - 1, f"{error.msg} at column {error.colno}"
+        line, reason = number + error.lineno - 1, f"{error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
-        place, why = number, str(error)
-    raise OfframpError(f"read {source} as JSON", f"line {place} is not valid JSON: {why}", "correct that line")
+        line, reason = number, str(error)
+    raise OfframpError(f"read {source} as JSON", f"line {line} is not valid JSON: {reason}", "correct that line")
 
 
 def _delimited(source: str, reader: Any) -> Iterator[Row]:  # Any: the type of csv.reader has no public name
-    """Rows under the names of the first line; a row of another width is an error."""
+    """Yield rows under the names of the first line; a row with another number of fields is an error."""
     csv.field_size_limit(LONGEST_FIELD)
     try:
         header = [name.strip() for name in next(reader, [])]

@@ -1,7 +1,7 @@
-"""Rows from anywhere: files by their ending, stdin as `-`, or a name of the `datasets` library.
+"""Rows from files by their ending, from standard input (`-`), or from a data set of the `datasets` library.
 
 A row is a plain dict with our column names (`text`, `text_a`, `text_b`, `tokens`, `tags`, `label`, `question` …).
-Bad input is reported with the line or row number and the way out, before any model is loaded.
+Errors name the line or row and how to fix it, and come before any model is loaded.
 """
 
 from __future__ import annotations
@@ -33,31 +33,34 @@ WORD_COLUMNS = ("tokens", "tags")  # CSV and TSV have no lists: these hold words
 
 
 def read_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Row]:
-    """All rows of a source at once; see `stream`."""
+    """Return all rows of a source; see `stream_rows`."""
     return list(stream_rows(source, columns=columns, limit=limit))
 
 
 def stream_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Row]:
-    """Rows one by one, in constant memory (except SQuAD JSON), so that `predict` can follow a pipe of any length.
+    """Yield rows one by one, in constant memory (except SQuAD JSON), so that `predict` can follow a pipe of any length.
 
-    `columns` maps our name to the file's: `{"text": "sentence"}`. A missing file is reported here, before iteration.
+    `columns` maps our name to the file's: `{"text": "sentence"}`. A missing file raises at the call, before iteration.
     """
     if limit is not None and limit < 1:
         raise OfframpError(f"read {limit} rows of {source}", f"limit {limit}", "give a limit of 1 or more")
     rows = _reader(source)(source)
-    return itertools.islice(_named(rows, source, dict(columns or {})), limit)
+    return itertools.islice(_renamed(rows, source, dict(columns or {})), limit)
 
 
 def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], source: str) -> None:
-    """Every row has these columns, not null; the error names the row, the columns found and the flag to remap."""
+    """Raise an error if a row lacks one of these columns or has null there.
+
+    The error names the row, the columns found and the flag that renames a column.
+    """
     for number, row in enumerate(rows, 1):
         for column in columns:
             if row.get(column) is None:
-                raise _lacks(column, row, source, number)
+                raise _column_error(column, row, source, number)
 
 
 def fingerprint(source: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sixteen hex digits of the content of the rows, the same wherever the file lies and however it is stored.
+    """Return sixteen hex digits of the content of the rows, the same for every path and file format.
 
     Recipes keep it, and calibration uses it to notice that it is given the training rows. `source` is for the message.
     """
@@ -73,40 +76,42 @@ def fingerprint(source: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reader(source: str) -> Reader:
-    """The reader for a source; raises for what does not exist or cannot be read."""
+    """Return the reader for a source; raise an error if it does not exist or cannot be read."""
     if source == "-":
         return formats.stdin_rows
     path = Path(source)
     reader = ENDINGS.get(Path(source.removesuffix(".gz")).suffix.lower())
     if path.is_dir():
-        raise OfframpError(f"read {source}", "that is a folder, not a file", f"name a file in it: {_inside(path)}")
+        raise OfframpError(
+            f"read {source}", "that is a folder, not a file", f"name a file in it: {_readable_files(path)}"
+        )
     if path.exists():
         return reader or _unknown_ending
     if reader is None and hub.looks_like_name(source):
         return hub.dataset_rows
-    raise _missing(path)
+    raise _missing_file(path)
 
 
-def _named(rows: Iterator[Row], source: str, columns: Mapping[str, str]) -> Iterator[Row]:
-    """Rows under our column names; an empty source is an error, whatever its format."""
-    theirs = {column: ours for ours, column in columns.items()}
-    wordy = source.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+def _renamed(rows: Iterator[Row], source: str, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield rows under our column names; an empty source is an error, whatever its format."""
+    our_name = {column: name for name, column in columns.items()}  # column of the file → our name
+    splits_words = source.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
     number = 0
     for number, row in enumerate(rows, 1):
-        absent = [column for column in theirs if column not in row]
+        absent = [column for column in our_name if column not in row]
         if absent:
-            raise _lacks(absent[0], row, source, number, ours=theirs[absent[0]])
-        named = {name: value for name, value in row.items() if name not in theirs} if columns else row
-        named.update({ours: row[column] for ours, column in columns.items()})
-        if wordy:
-            named.update({name: named[name].split() for name in WORD_COLUMNS if name in named})
-        yield named
+            raise _column_error(absent[0], row, source, number, our_name[absent[0]])
+        renamed = {name: value for name, value in row.items() if name not in our_name} if columns else row
+        renamed.update({name: row[column] for name, column in columns.items()})
+        if splits_words:
+            renamed.update({name: renamed[name].split() for name in WORD_COLUMNS if name in renamed})
+        yield renamed
     if number == 0:
         raise OfframpError(f"read {source}", "it holds no rows", "give a file with at least one row")
 
 
-def _lacks(column: str, row: Mapping[str, Any], source: str, number: int, ours: str = "") -> OfframpError:
-    """The error for a column that a row does not have, or has as null; `ours` if a flag named it."""
+def _column_error(column: str, row: Mapping[str, Any], source: str, number: int, our_name: str = "") -> OfframpError:
+    """Return the error for a column that a row lacks or has as null; `our_name` if a flag named the column."""
     found = ", ".join(row) or "none"
     state = "is null" if column in row else "is missing"
     near = difflib.get_close_matches(column, [str(name) for name in row if name != column], n=1, cutoff=0.5)
@@ -114,12 +119,12 @@ def _lacks(column: str, row: Mapping[str, Any], source: str, number: int, ours: 
     return OfframpError(
         asked=f"the column {column!r} of {source}",
         given=f"row {number}, where {column!r} {state}; columns found: {found}",
-        fix=f"fill the column in, or say which one to use instead: --column {ours or column}={other}",
+        fix=f"fill the column in, or name the one to use instead: --column {our_name or column}={other}",
     )
 
 
-def _missing(path: Path) -> OfframpError:
-    """The error for a file that does not exist, with names close to it."""
+def _missing_file(path: Path) -> OfframpError:
+    """Return the error for a file that does not exist, with names close to it."""
     folder = path.parent
     if not folder.is_dir():
         return OfframpError(f"read {path}", f"there is no folder {folder}", "check the path")
@@ -132,12 +137,12 @@ def _missing(path: Path) -> OfframpError:
 def _unknown_ending(source: str) -> Iterator[Row]:
     raise OfframpError(
         asked=f"read {source}",
-        given="a file whose ending says nothing about its format",
+        given="a file whose ending belongs to no known format",
         fix=f"rename it to one of {', '.join(ENDINGS)} (each may be followed by .gz)",
     )
 
 
-def _inside(folder: Path) -> str:
-    """A few readable files of a folder, for the message."""
+def _readable_files(folder: Path) -> str:
+    """Return a few readable files of a folder, for the message."""
     names = sorted(p.name for p in folder.iterdir() if Path(p.name.removesuffix(".gz")).suffix.lower() in ENDINGS)
     return ", ".join(names[:5]) or f"one ending in {', '.join(ENDINGS)}"

@@ -1,6 +1,6 @@
-"""From texts to token ids, always as lists of `Encoded` and never padded: padding belongs to nobody in this house.
+"""From texts to token ids, as lists of `Encoded`, never padded.
 
-What a row becomes depends on that row and the maximum length alone, never on its neighbours in the call.
+The result of a row depends on that row and the maximum length alone, never on the other rows of the call.
 Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`.
 """
 
@@ -25,7 +25,7 @@ LONGEST_QUESTION = 64  # tokens, as in the SQuAD scripts of BERT; the rest of a 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One row (or window of a row) as the model takes it."""
+    """One row (or window of a row) as token ids."""
 
     ids: list[int]
     types: list[int]  # token_type_ids; zeros for tokenizers that have none
@@ -33,35 +33,37 @@ class Encoded:
     words: list[int]  # index of the word, through both texts of a pair; -1 for special tokens; see encode_windows
     offsets: list[tuple[int, int]]  # characters of the context, for windows only
     cut: int  # tokens that truncation removed
-    target: tuple[int, ...] = ()  # the sentence to be said, for tasks that say one
+    target: tuple[int, ...] = ()  # ids of the translation, for tasks that generate one
 
 
-def max_tokens(tokenizer: Tokenizer, config_max: int, asked: int | None) -> int:
-    """The longest row in tokens: what was asked, but never more than the model and its tokenizer allow."""
+def max_tokens(tokenizer: Tokenizer, config_max: int, requested: int | None) -> int:
+    """Return the length limit of a row in tokens: as requested, within what the model and its tokenizer allow."""
     most = min(config_max, tokenizer.model_max_length)
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2  # a pair with one token each
-    if asked is not None and asked < least:
+    if requested is not None and requested < least:
         raise OfframpError(
-            f"rows of at most {asked} tokens", f"{least - 2} of them are special tokens", f"ask for {least} or more"
+            f"rows of at most {requested} tokens", f"{least - 2} of them are special tokens", f"ask for {least} or more"
         )
-    if asked is not None and asked > most:
-        warnings.warn(f"the model takes rows of {most} tokens, not {asked}: longer ones are cut there", stacklevel=2)
-    return most if asked is None else min(asked, most)
+    if requested is not None and requested > most:
+        warnings.warn(
+            f"the model takes rows of {most} tokens, not {requested}: longer ones are cut there", stacklevel=2
+        )
+    return most if requested is None else min(requested, most)
 
 
 def encode_texts(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
 ) -> list[Encoded]:
-    """Single texts, or pairs whose longer half is cut first."""
+    """Encode single texts, or pairs, of which the longer text is cut first."""
     return _encode(tokenizer, list(texts), None if pairs is None else list(pairs), max_length)
 
 
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> list[Encoded]:
-    """Sentences that are split into words already; `words` says which word a token belongs to.
+    """Encode sentences that are already split into words; `words` is the word of each token.
 
-    A word without tokens (a lone control character, say) does not occur in `words`, nor do words that were cut off.
+    A word without tokens (for example a lone control character) does not occur in `words`, nor do words that were cut.
     """
-    space = " " if _cares_about_spaces(tokenizer) else ""
+    space = " " if _spaces_matter(tokenizer) else ""
     spaced = [[space + word for word in sentence] for sentence in sentences]
     return _encode(tokenizer, spaced, None, max_length, is_split_into_words=True)
 
@@ -69,7 +71,7 @@ def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_l
 def encode_windows(
     tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int, stride: int
 ) -> list[Encoded]:
-    """Question and context, the context in windows that overlap by `stride` tokens: nothing of it is cut.
+    """Encode questions and contexts, the context in windows that overlap by `stride` tokens: nothing of it is cut.
 
     `words` is 0 or more for tokens of the context, the candidates for an answer, and -1 elsewhere. Questions are cut
     to at most half the row (`cut` counts that), and the overlap to half of what is then left for the context.
@@ -97,7 +99,7 @@ def encode_windows(
 def _encode(
     tokenizer: Tokenizer, first: list[Any], second: list[str] | None, max_length: int, **options: bool
 ) -> list[Encoded]:
-    """One call for all rows; only those that turn out too long are tokenised again, which counts the cut exactly."""
+    """Encode all rows in one call; only rows that are too long are tokenised again, which counts the cut exactly."""
     if not first:
         return []
     fixed = {"return_attention_mask": False, "verbose": False, **options}
@@ -133,9 +135,9 @@ def _window(encoding: Any, example: int, typed: bool, cut: int) -> Encoded:
 
 
 def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[list[str], list[int]]:
-    """Texts cut to a number of tokens, and how many tokens each lost.
+    """Return texts cut to a number of tokens, and how many tokens each lost.
 
-    The head of a text may fall into more tokens than it had within the text, hence the loop; each turn cuts further.
+    The beginning of a text may have more tokens alone than within the text, hence the loop; each turn cuts further.
     """
     heads, before = list(texts), None
     while True:
@@ -151,8 +153,8 @@ def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[
                 heads[row] = heads[row][: place if place < size else size // 2].rstrip()  # offsets leave spaces out
 
 
-def _cares_about_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether a word at the start differs from the same word after a space (byte-level BPE of RoBERTa, ModernBERT).
+def _spaces_matter(tokenizer: Tokenizer) -> bool:
+    """Return whether a first word and the same word after a space differ (byte-level BPE of RoBERTa, ModernBERT).
 
     Split words reach such a tokenizer without their spaces and would all look like continuations of one another.
     """

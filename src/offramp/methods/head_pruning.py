@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from offramp.backbones import Narrowing
+from offramp.backbones import PrunableLayer
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method, NoSettings
@@ -59,16 +59,16 @@ class Kept(nn.Module):
     heads: Tensor  # [distinct layers, heads] bool
     neurons: Tensor  # [distinct layers, neurons] bool
 
-    def __init__(self, layers: list[Narrowing]) -> None:
+    def __init__(self, layers: list[PrunableLayer]) -> None:
         super().__init__()
-        wide = layers[0].outputs()[1].in_features
+        wide = layers[0].output_projections()[1].in_features
         self.register_buffer("heads", torch.ones(len(layers), layers[0].heads, dtype=torch.bool))
         self.register_buffer("neurons", torch.ones(len(layers), wide, dtype=torch.bool))
 
 
-def distinct(network: Network) -> list[Narrowing]:
+def distinct(network: Network) -> list[PrunableLayer]:
     """The layers that have parameters of their own, once each."""
-    found = {id(layer): layer for layer in network.encoder.layers if isinstance(layer, Narrowing)}
+    found = {id(layer): layer for layer in network.encoder.layers if isinstance(layer, PrunableLayer)}
     if not found:
         asked, given = "to prune heads", f"a {network.hf.config.model_type} model, whose layers cannot be narrowed"
         raise OfframpError(asked, given, "use another backbone or method")
@@ -83,7 +83,7 @@ def importance(network: Network, data: Data, rows: int) -> tuple[Tensor, Tensor]
     """
     network.eval()
     layers = distinct(network)
-    weights = [linear.weight.requires_grad_(True) for layer in layers for linear in layer.outputs()]
+    weights = [linear.weight.requires_grad_(True) for layer in layers for linear in layer.output_projections()]
     heads, neurons = torch.zeros(len(layers), layers[0].heads), torch.zeros(len(layers), weights[1].shape[1])
     for row in range(0, len(data.encoded), -(-len(data.encoded) // rows)):  # evenly spread: files may be sorted
         made = build_batch(network.task, data, [row], seed=0).to(network.device)
@@ -135,7 +135,7 @@ def silence(network: Network) -> None:
     assert isinstance(kept, Kept)
     with torch.no_grad():
         for layer, heads, neurons in zip(distinct(network), kept.heads, kept.neurons, strict=True):
-            out, down = layer.outputs()
+            out, down = layer.output_projections()
             out.weight[:, ~heads.repeat_interleave(out.in_features // len(heads))] = 0.0
             down.weight[:, ~neurons] = 0.0
 
@@ -145,7 +145,7 @@ def narrow(network: Network) -> None:
     kept = network.added["kept"]
     assert isinstance(kept, Kept)
     for layer, heads, neurons in zip(distinct(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
-        layer.narrow(heads, neurons)
+        layer.prune(heads, neurons)
 
 
 class HeadPruning(Method):

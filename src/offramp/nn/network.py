@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp import backbones
-from offramp.backbones import Decoder, Encoder, Head, Narrowing
+from offramp.backbones import Decoder, Encoder, Head, PrunableLayer
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
@@ -94,7 +94,7 @@ class Network:
     @property
     def unpruned(self) -> Network:
         """The same network with the costs its layers had before parts of them were pruned."""
-        layers = [layer.uncut() if isinstance(layer, Narrowing) else layer for layer in self.encoder.layers]
+        layers = [layer.at_full_cost() if isinstance(layer, PrunableLayer) else layer for layer in self.encoder.layers]
         return replace(self, encoder=replace(self.encoder, layers=layers))
 
     def exit_unit(self, layer: int, packed: Packed) -> Tensor:

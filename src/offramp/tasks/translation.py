@@ -104,7 +104,7 @@ class TranslationTask(Task):
                     raise _texts.row_error(source, number, given, "split the sentence, or remove the row")
             if self._all_unknown(item.target):
                 given = f"{self._beginning(item.ids)}: its target has no piece that is in the model's vocabulary"
-                raise _texts.row_error(source, number, given, "check the language, or use a model made for it")
+                raise _texts.row_error(source, number, given, "check the language, or use a model of that language")
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
         return encoded.ids, list(encoded.target)

@@ -1,1 +1,1 @@
-"""Low-level helpers: atomic files, the hardware line, progress, quiet Hugging Face logging."""
+"""Low-level helpers: atomic files, run paths, hardware, progress, Hugging Face logging, merged dataclasses."""

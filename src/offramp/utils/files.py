@@ -1,4 +1,4 @@
-"""Writing without ever losing what was there: new content goes beside the old and takes its place in one step."""
+"""Atomic writing: new content is written beside the old and replaces it in one step, so that nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
 
-BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(new|old)")  # names of what stands beside while writing
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(new|old)")  # names of files and folders while writing
 
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` if the block succeeds, and vanishes if it does not."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    """Yield a temporary path that replaces `path` if the block succeeds and is removed if it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield fresh
-        if fresh.is_dir():
-            _swap(fresh, path)
+        yield temporary
+        if temporary.is_dir():
+            _replace_folder(temporary, path)
         else:
-            os.replace(fresh, path)
-        _sweep(path)
+            os.replace(temporary, path)
+        _remove_leftovers(path)
     except (OSError, SafetensorError) as error:
         raise write_error(path, error) from error
     finally:
-        remove_path(fresh)
+        remove_path(temporary)
 
 
 def write_error(path: Path, error: Exception) -> OfframpError:
-    """The error for a place that cannot be written to."""
-    final = "/".join(m["name"] if (m := BESIDE.fullmatch(part)) else part for part in str(path).split("/"))
-    answer = (error.strerror if isinstance(error, OSError) else None) or error
+    """Return the error for a path that cannot be written."""
+    final = "/".join(m["name"] if (m := TEMPORARY.fullmatch(part)) else part for part in str(path).split("/"))
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
     return OfframpError(
         f"to write {final}",
-        f"the system's answer: {answer}",
-        "make room on the disk or choose another place; what was there before is untouched",
+        f"the system's answer: {reason}",
+        "make room on the disk or choose another place; the old content is untouched",
     )
 
 
 def remove_path(path: Path) -> None:
-    """A file or folder goes, if it is there."""
+    """Remove a file or folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -56,13 +56,13 @@ def remove_path(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _swap(fresh: Path, path: Path) -> None:
-    """Put a finished folder in the place of another, which survives until then and comes back if that fails."""
+def _replace_folder(new: Path, path: Path) -> None:
+    """Replace a folder by a finished one; the old one is restored if that fails."""
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         if path.exists():
             os.replace(path, old)
-        os.replace(fresh, path)
+        os.replace(new, path)
     except BaseException:
         if old.exists() and not path.exists():
             os.replace(old, path)
@@ -70,39 +70,39 @@ def _swap(fresh: Path, path: Path) -> None:
     remove_path(old)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what writers of the same path left beside it when they were killed."""
-    for left in path.parent.iterdir():
-        match = BESIDE.fullmatch(left.name)
-        if match and match["name"] == path.name and not _runs(int(match["pid"])):
-            remove_path(left)
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of the same path whose writers were killed."""
+    for other in path.parent.iterdir():
+        match = TEMPORARY.fullmatch(other.name)
+        if match and match["name"] == path.name and not _is_running(int(match["pid"])):
+            remove_path(other)
 
 
-def _runs(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 is no question but a Ctrl-C
+def _is_running(pid: int) -> bool:
+    if os.name == "nt":  # there, signal 0 is a Ctrl-C and not a test
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's process
+        return True  # a process of another user
     return True
 
 
 def write_text(path: Path, text: str) -> None:
-    """Text, atomically."""
-    with atomic_replace(path) as fresh:
-        fresh.write_text(text, encoding="utf-8")
+    """Write a text file atomically."""
+    with atomic_replace(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """JSON a person can read, atomically."""
+    """Write indented JSON atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """JSON, or a clear answer why not."""
+    """Return the content of a JSON file, or raise an error that names the reason."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

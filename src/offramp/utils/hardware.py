@@ -1,4 +1,4 @@
-"""The machine in a line, beside every time that was measured; and how precisely it likes to compute."""
+"""A description of the machine, stored beside every measured time; and the precision that is fast on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 
 def hardware() -> str:
-    """The processor, cores in use and memory, in a line."""
+    """Return processor, threads in use, memory and GPU in one line."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        named = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = named[0].split(":", 1)[1].strip() if named else name
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].split(":", 1)[1].strip() if models else name
     flags = "AVX-512 " if "AVX512" in torch.backends.cpu.get_cpu_capability() else ""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
     threads = torch.get_num_threads()
@@ -24,7 +24,7 @@ def hardware() -> str:
 
 
 def best_precision() -> str:
-    """bf16 where the processor (or GPU) multiplies it natively."""
+    """Return bf16 if the processor (or GPU) multiplies it natively, else fp32."""
     if torch.cuda.is_available():
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     if not torch.backends.mkldnn.is_available():

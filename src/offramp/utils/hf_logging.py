@@ -1,4 +1,4 @@
-"""Transformers without its progress bars and advice: what our commands print is ours."""
+"""Silence the progress bars and advice of transformers, so that commands print only their own lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars and no advice while something is loaded or saved."""
+    """Print no progress bars and no advice within the block."""
     log = transformers.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

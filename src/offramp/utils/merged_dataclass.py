@@ -1,8 +1,8 @@
-"""Two configurations as one flat one: what a pair of methods shows to `--set`, to points.json and to offramp.json.
+"""Two configurations as one flat dataclass: what a pair of methods shows to `--set`, points.json and offramp.json.
 
-Fields keep their names. Where both parts use one, either the value is shared (options, such as a learning rate: the
-second part's default stands) or both fields get their method's name in front (settings: two thresholds are two knobs).
-A field that says it is for a method `ALONE` is no part of the whole and keeps its default.
+Fields keep their names. Where both parts have a field of one name, either the value is shared (options, such as a
+learning rate; the second part's default counts) or both fields get their method's name in front (settings: two
+thresholds are two knobs). A field with the metadata `SINGLE_METHOD_ONLY` is left out and keeps its default.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
-SINGLE_METHOD_ONLY: Mapping[str, bool] = {"alone": True}  # metadata of such a field
-Names = dict[str, str]  # a part's field → the whole's
+SINGLE_METHOD_ONLY: Mapping[str, bool] = {"alone": True}  # metadata of a field that pairs do not have
+FieldNames = dict[str, str]  # name in a part → name in the merged dataclass
 
 
 @dataclass(frozen=True)
 class MergedDataclass:
-    """A frozen dataclass made of two, and the way back."""
+    """A frozen dataclass built from two, and the way back."""
 
     kind: type[Any]
     parts: tuple[type[Any], type[Any]]
-    names: tuple[Names, Names]
+    names: tuple[FieldNames, FieldNames]
 
-    def split(self, whole: Any) -> tuple[Any, Any]:
-        """The two parts of a value; each checks itself."""
+    def split(self, merged: Any) -> tuple[Any, Any]:
+        """Return the two parts of a value; each part checks its own values."""
         first, second = (
-            part(**{own: getattr(whole, name) for own, name in names.items()})
+            part(**{own: getattr(merged, name) for own, name in names.items()})
             for part, names in zip(self.parts, self.names, strict=True)
         )
         return first, second
 
     def join(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-        """What was said of each part, said of the whole."""
-        given = zip(self.names, (first, second), strict=True)
-        return {names[own]: value for names, values in given for own, value in values.items()}
+        """Return values of the two parts under the names of the merged dataclass."""
+        both = zip(self.names, (first, second), strict=True)
+        return {names[own]: value for names, values in both for own, value in values.items()}
 
-    def part(self, which: int, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """What was said of the whole, as far as it concerns one part."""
-        return {own: whole[name] for own, name in self.names[which].items() if name in whole}
+    def part(self, which: int, merged: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the merged values that belong to one part, under its own names."""
+        return {own: merged[name] for own, name in self.names[which].items() if name in merged}
 
 
 def merge_dataclasses(
     name: str, first: tuple[str, type[Any]], second: tuple[str, type[Any]], shared: bool
 ) -> MergedDataclass:
-    """One dataclass for two labelled ones; equal names are shared, or get the label in front."""
+    """Merge two labelled dataclasses; fields of the same name are shared, or get the label in front."""
     kinds = (first[1], second[1])
     clash = {f.name for f in fields(kinds[0])} & {f.name for f in fields(kinds[1])}
 
-    def named(label: str, kind: type[Any]) -> Names:
+    def merged_names(label: str, kind: type[Any]) -> FieldNames:
         kept = [f.name for f in fields(kind) if not f.metadata.get("alone")]
         return {own: f"{label}_{own}" if own in clash and not shared else own for own in kept}
 
-    names = (named(*first), named(*second))
-    made = {}
+    names = (merged_names(*first), merged_names(*second))
+    merged_fields = {}
     for kind, known in zip(kinds, names, strict=True):
         hints = get_type_hints(kind)
         own = [f for f in fields(kind) if f.name in known]
-        made.update({known[f.name]: (known[f.name], hints[f.name], field(default=f.default)) for f in own})
+        merged_fields.update({known[f.name]: (known[f.name], hints[f.name], field(default=f.default)) for f in own})
 
-    def check(whole: Any) -> None:
-        merged.split(whole)
+    def check_parts(value: Any) -> None:
+        merged.split(value)
 
-    made_kind = make_dataclass(name, list(made.values()), frozen=True, namespace={"__post_init__": check})
-    merged = MergedDataclass(made_kind, kinds, names)
+    kind = make_dataclass(name, list(merged_fields.values()), frozen=True, namespace={"__post_init__": check_parts})
+    merged = MergedDataclass(kind, kinds, names)
     return merged

@@ -1,6 +1,7 @@
-"""Long work tells how far it is to whoever watches; nobody does unless asked to.
+"""Progress of long work, reported to a listener if there is one.
 
-The watcher is known to the context (thread, task) it was set in, so that concurrent requests never see each other's.
+The listener belongs to the context (thread, task) in which it was set, so that concurrent requests do not receive each
+other's progress.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-ProgressListener = Callable[[int, int], None]  # done, of how many
-_watcher: ContextVar[ProgressListener | None] = ContextVar("watcher", default=None)
+ProgressListener = Callable[[int, int], None]  # items done, items in all
+_listener: ContextVar[ProgressListener | None] = ContextVar("progress_listener", default=None)
 
 
 @contextmanager
-def progress_listener(watcher: ProgressListener) -> Iterator[None]:
-    """Within the block `watcher` is told."""
-    token = _watcher.set(watcher)
+def progress_listener(listener: ProgressListener) -> Iterator[None]:
+    """Call `listener` for every report within the block."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _watcher.reset(token)
+        _listener.reset(token)
 
 
 def report_progress(done: int, total: int) -> None:
-    """So much of a piece of work is done; starting again from a smaller number means another piece."""
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(done, total)
+    """Report that `done` of `total` items are done; a smaller number than before begins another piece of work."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(done, total)
