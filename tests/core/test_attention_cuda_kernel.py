@@ -1,4 +1,4 @@
-"""Variable-length attention by a kernel: when it is asked, and with what; the kernel here is a stand-in for CUDA's."""
+"""Variable-length attention by a kernel: when it is used, and with which inputs; a CPU function replaces CUDA's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def query(dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> Any:
     return SimpleNamespace(dtype=dtype, is_cuda=is_cuda)
 
 
-def test_it_serves_half_precision_on_cuda_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_kernel_serves_half_precision_on_cuda_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
     assert cuda_kernel.serves(query(), AttentionOptions(HEADS)) and cuda_kernel.serves(
         query(torch.float16), AttentionOptions(HEADS)
@@ -45,7 +45,7 @@ def test_it_serves_half_precision_on_cuda_and_nothing_else(monkeypatch: pytest.M
     assert not cuda_kernel.serves(query(), AttentionOptions(HEADS))
 
 
-def test_it_answers_what_rectangles_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_kernel_equals_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
     torch.manual_seed(0)
     q, (k, v) = torch.randn(sum(Q), WIDTH), torch.randn(2, sum(K), WIDTH)

@@ -23,49 +23,51 @@ def masks() -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("kind", ["none", "seen", "added", "learned"])
-def test_it_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
+def test_training_kernel_equals_the_fused_kernel_and_its_gradients(kind: str) -> None:
     parts, mask = block(), masks()[kind]
-    made, meant = attend_while_training(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
-    pull, given = torch.randn_like(made), parts if kind != "learned" else (*parts, mask)
-    torch.testing.assert_close(made, meant)
-    ours, theirs = (torch.autograd.grad(out, given, pull) for out in (made, meant))
-    torch.testing.assert_close(ours, theirs)
+    result, expected = attend_while_training(parts, mask, 0.0), F.scaled_dot_product_attention(*parts, attn_mask=mask)
+    weights, given = torch.randn_like(result), parts if kind != "learned" else (*parts, mask)
+    torch.testing.assert_close(result, expected)
+    grads, expected_grads = (torch.autograd.grad(out, given, weights) for out in (result, expected))
+    torch.testing.assert_close(grads, expected_grads)
 
 
-def test_bfloat16_stays_narrow_under_autocast_and_close() -> None:
+def test_training_kernel_stays_in_bfloat16_under_autocast() -> None:
     parts = block(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        made = attend_while_training(parts, masks()["seen"], 0.0)
-    meant = F.scaled_dot_product_attention(*(x.float() for x in parts), attn_mask=masks()["seen"])
-    assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made.float(), meant, atol=0.03, rtol=0.03)
-    assert all(g.dtype == torch.bfloat16 for g in torch.autograd.grad(made.float().sum(), parts))
+        result = attend_while_training(parts, masks()["seen"], 0.0)
+    expected = F.scaled_dot_product_attention(*(x.float() for x in parts), attn_mask=masks()["seen"])
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), expected, atol=0.03, rtol=0.03)
+    assert all(g.dtype == torch.bfloat16 for g in torch.autograd.grad(result.float().sum(), parts))
 
 
 @pytest.mark.parametrize("kind", ["seen", "added"])
-def test_gradients_are_those_of_what_was_kept(kind: str) -> None:
+def test_training_kernel_gradients_match_finite_differences_with_dropout(kind: str) -> None:
     """With the same numbers drawn the function is smooth, so small steps tell its slope."""
     parts = tuple(x.detach().double().requires_grad_() for x in block())
     mask = masks()[kind]
     mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
 
-    def drawn(*given: Tensor) -> Tensor:
+    def with_seed(*given: Tensor) -> Tensor:
         torch.manual_seed(9)
         return attend_while_training((given[0].float(), given[1].float(), given[2].float()), mask, 0.4).double()
 
     q, k, v = parts
-    made = drawn(q, k, v)
-    assert not torch.allclose(made, attend_while_training((q.float(), k.float(), v.float()), mask, 0.0).double())
-    pull = torch.randn_like(made)
-    for place, grad in enumerate(torch.autograd.grad(made, parts, pull)):
-        way = torch.randn_like(grad)
-        there, back = ([x + s * 1e-2 * way if i == place else x for i, x in enumerate(parts)] for s in (1, -1))
-        slope = ((drawn(*there) - drawn(*back)) * pull).sum() / 2e-2
-        assert slope.item() == pytest.approx((grad * way).sum().item(), rel=0.02, abs=0.02)
+    result = with_seed(q, k, v)
+    assert not torch.allclose(result, attend_while_training((q.float(), k.float(), v.float()), mask, 0.0).double())
+    weights = torch.randn_like(result)
+    for place, grad in enumerate(torch.autograd.grad(result, parts, weights)):
+        direction = torch.randn_like(grad)
+        forward, backward = (
+            [x + s * 1e-2 * direction if i == place else x for i, x in enumerate(parts)] for s in (1, -1)
+        )
+        slope = ((with_seed(*forward) - with_seed(*backward)) * weights).sum() / 2e-2
+        assert slope.item() == pytest.approx((grad * direction).sum().item(), rel=0.02, abs=0.02)
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_what_each_key_received_is_told_without_a_gradient(trains: bool) -> None:
+def test_mean_weights_carry_no_gradient(trains: bool) -> None:
     q, k, v = (x.detach().requires_grad_(trains) for x in block())
     mask = masks()["seen"]
     out, mean = attend_with_scores((q, k, v), mask, 0.0)
@@ -75,7 +77,7 @@ def test_what_each_key_received_is_told_without_a_gradient(trains: bool) -> None
     assert not mean.requires_grad and out.requires_grad == trains
 
 
-def test_those_who_see_nothing_spoil_nobody() -> None:
+def test_queries_without_visible_keys_leave_other_gradients_finite() -> None:
     q, k, v = block()
     mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
     mask[0, 0, 2] = False

@@ -11,7 +11,7 @@ from offramp.core.dropout import apply_dropout, dropout
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_values_go_as_often_as_asked_and_the_rest_grows(p: float, dtype: torch.dtype) -> None:
+def test_dropout_drops_with_probability_p_and_scales_the_rest(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     x = torch.full((401, 501), 3.0, dtype=dtype, requires_grad=True)
     y = dropout(x, p)
@@ -24,7 +24,7 @@ def test_values_go_as_often_as_asked_and_the_rest_grows(p: float, dtype: torch.d
     assert torch.equal(grad == 0, gone) and torch.equal(grad * 3, y.detach())
 
 
-def test_a_seed_decides_and_calls_differ() -> None:
+def test_dropout_repeats_from_a_seed_and_differs_between_calls() -> None:
     x = torch.ones(64, 7)
     torch.manual_seed(5)
     first, second = dropout(x, 0.3), dropout(x, 0.3)
@@ -32,7 +32,7 @@ def test_a_seed_decides_and_calls_differ() -> None:
     assert torch.equal(dropout(x, 0.3), first) and not torch.equal(first, second)
 
 
-def test_odd_shapes_views_and_the_ends() -> None:
+def test_dropout_of_odd_shapes_views_and_extreme_probabilities() -> None:
     x = torch.arange(1.0, 16.0).reshape(3, 5)
     assert dropout(x, 0.0) is x and dropout(x, 0.5, training=False) is x and not dropout(x, 1.0).any()
     y = dropout(x.t(), 0.4)
@@ -42,7 +42,7 @@ def test_odd_shapes_views_and_the_ends() -> None:
     assert dropout(torch.ones(9, dtype=torch.float64), 0.5).dtype == torch.float64
 
 
-def test_modules_that_drop_in_their_own_way_are_asked() -> None:
+def test_apply_dropout_calls_modules_of_other_kinds() -> None:
     x = torch.ones(50)
     assert apply_dropout(nn.Identity(), x) is x and apply_dropout(nn.Dropout(0.5).eval(), x) is x
     assert (apply_dropout(nn.Dropout(0.5), x) == 0).any()

@@ -10,14 +10,14 @@ from offramp.core.policy import Policy
 from offramp.nn.network import Network
 from offramp.training.forward import ForwardHooks, forward_all_layers, forward_with_dropping
 from tests import tiny
-from tests.core.test_loop import net_for
+from tests.factories import exit_network
 from tests.fakes import Drop
 
 LENGTHS = [9, 3, 17, 5]
 
 
 def made(task: str) -> tuple[Network, torch.Tensor]:
-    return net_for(task), torch.tensor(LENGTHS)
+    return exit_network(task), torch.tensor(LENGTHS)
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging"])
