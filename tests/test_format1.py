@@ -100,7 +100,8 @@ def initial_weights(method: str, task: str, options: Mapping[str, Any], seed: in
     name = format1.TASKS.get(task, task)
     request = train.TrainRequest(source, rows, "out", name, method, dev=rows, schedule=Schedule(seed=seed))
     known, named = methods.get(method), {format1.OPTIONS.get(name, name): value for name, value in options.items()}
-    built = train._build(request, known, methods.configure(known.options, named, method), train.rows_of(request))
+    training_rows = train.read_training_rows(request)
+    built = train.build_model(request, known, methods.configure(known.options, named, method), training_rows)
     return Initial(list(built.network.hf.state_dict().values()), list(built.network.added.state_dict().values()))
 
 

@@ -17,9 +17,9 @@ def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
     how = ("--batch-sizes", "1,4", "--rounds", 1, "--no-memory", "--threads", 1, "--rows", 8)
     result = call("bench", trained, "--data", data, *who, *how, "--json", "b.json", "--png", "b.png")
     assert result.code == 0 and "offramp torch" in result.out and "hf-sdpa" in result.out and "realised" in result.out
-    made = json.loads(Path("b.json").read_text())
-    assert made["row_count"] == 8 and made["command"].startswith("offramp bench") and made["threads"] == 1
-    assert {entry["budget"] for entry in made["rows"]} == {1.0, 0.5, "default", None}  # the full model is always there
+    file = json.loads(Path("b.json").read_text())
+    assert file["row_count"] == 8 and file["command"].startswith("offramp bench") and file["threads"] == 1
+    assert {entry["budget"] for entry in file["rows"]} == {1.0, 0.5, "default", None}  # the full model is always there
     assert Path("b.png").read_bytes().startswith(b"\x89PNG")
 
 

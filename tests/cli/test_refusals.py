@@ -1,4 +1,4 @@
-"""Every kind of bad input by its message: one message, exit code 2, and nothing written."""
+"""Bad input of every kind: one message that names it, exit code 2, and nothing written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests import factories
 from tests.cli.calls import Call, train_words, write_rows
 
-# what is wrong → options of `train` (a string is the content of the training file), and what the message must say
+# case → options of `train` (bytes are the content of the training file), and what the message must name
 BAD_TRAINING: dict[str, tuple[dict[str, Any] | bytes, list[str]]] = {
     "missing file": ({"train": "trian.jsonl"}, ["trian.jsonl", "no such file", "did you mean train.jsonl?"]),
     "missing dev file": ({"dev": "folder/dev.jsonl"}, ["no folder folder"]),
@@ -40,12 +40,12 @@ BAD_TRAINING: dict[str, tuple[dict[str, Any] | bytes, list[str]]] = {
     "too short rows": ({"max_length": 2}, ["special tokens"]),
     "no run to start from": ({"init": "nowhere"}, ["nowhere", "no such folder"]),
     "no folder to write": ({"out": "train.jsonl"}, ["something else there"]),
-    "a folder that cannot be made": ({"out": "train.jsonl/run"}, ["train.jsonl/run"]),
+    "a folder that cannot be created": ({"out": "train.jsonl/run"}, ["train.jsonl/run"]),
 }
 
 
 @pytest.mark.parametrize("what", BAD_TRAINING)
-def test_bad_training_input(call: Call, base: str, what: str) -> None:
+def test_train_refuses_bad_input(call: Call, base: str, what: str) -> None:
     options, expected = BAD_TRAINING[what]
     Path("gpt").mkdir()
     Path("gpt/config.json").write_text('{"model_type": "gpt2"}')
@@ -60,13 +60,13 @@ def test_bad_training_input(call: Call, base: str, what: str) -> None:
     assert not Path("run").exists() and not Path("run.partial").exists()
 
 
-def test_a_label_in_dev_that_train_lacks(call: Call, base: str) -> None:
+def test_train_refuses_a_label_that_only_dev_has(call: Call, base: str) -> None:
     write_rows("dev.jsonl", [{"text": "a film", "label": "good"}, {"text": "a film", "label": "ugly"}])
     result = call(*train_words(base, dev="dev.jsonl"))
     assert result.code == 2 and all(word in result.err for word in ("dev.jsonl", "row 2", "'ugly'", "'bad', 'good'"))
 
 
-def test_a_method_that_does_not_fit_the_task_names_those_that_do(call: Call, base: str) -> None:
+def test_train_refuses_a_method_that_does_not_serve_the_task(call: Call, base: str) -> None:
     write_rows("numbers.jsonl", factories.labelled_rows("regression", 8))
     for method in ("branchynet", "deebert", "fastbert", "shallow_deep"):
         result = call(*train_words(base, task="regression", method=method, train="numbers.jsonl"))
@@ -95,7 +95,7 @@ BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", BAD_EVALUATION)
-def test_bad_evaluation_input(call: Call, trained: Path, what: str) -> None:
+def test_eval_refuses_bad_input(call: Call, trained: Path, what: str) -> None:
     words, expected = BAD_EVALUATION[what]
     Path("gpt").mkdir()
     write_rows("rows.jsonl", factories.labelled_rows("classification", 4))
@@ -105,8 +105,8 @@ def test_bad_evaluation_input(call: Call, trained: Path, what: str) -> None:
     assert result.code == 2 and all(word in result.err for word in expected), result.err
 
 
-def test_bad_prediction_and_info_input(call: Call, trained: Path) -> None:
-    write_rows("empty-text.jsonl", [{"text": "fine"}, {"text": ""}])
+def test_predict_and_info_refuse_bad_input(call: Call, trained: Path) -> None:
+    write_rows("empty-text.jsonl", [{"text": "a film"}, {"text": ""}])
     result = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl")
     assert result.code == 2 and "row 2: 'text' is empty" in result.err and not Path("answers.jsonl").exists()
     assert call("predict", trained, "--input", "empty-text.jsonl", "--budget", "2").code == 2

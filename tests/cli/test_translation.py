@@ -1,4 +1,4 @@
-"""Translation from the command line: a new model learns to copy, leaves early, and says so."""
+"""Translation from the command line: a model from scratch learns to copy, and most words leave early."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_plain_transformers_opens_the_folder_and_gives_the_full_model(translatio
     tokenizer = transformers.AutoTokenizer.from_pretrained(translation_run)
     texts = [row["src"] for row in factories.translation_rows(10, seed=8)]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
-    theirs = tokenizer.batch_decode(model.eval().generate(**batch, max_new_tokens=20), skip_special_tokens=True)
-    ours = offramp.load(translation_run).predict(texts, budget=1.0)
-    assert [one["text"] for one in ours] == [text.strip() for text in theirs]
+    expected = tokenizer.batch_decode(model.eval().generate(**batch, max_new_tokens=20), skip_special_tokens=True)
+    predictions = offramp.load(translation_run).predict(texts, budget=1.0)
+    assert [one["text"] for one in predictions] == [text.strip() for text in expected]
 
 
 def test_save_and_load_change_nothing_and_batches_change_nothing(translation_run: Path) -> None:
@@ -52,7 +52,7 @@ def test_save_and_load_change_nothing_and_batches_change_nothing(translation_run
         assert torch.equal(a, b), name
 
 
-def test_round_trip(call: Call, translation_run: Path) -> None:
+def test_calibrate_eval_predict_and_info_of_a_translation_run(call: Call, translation_run: Path) -> None:
     shutil.copytree(translation_run, "run")
     data = factories.write_jsonl(Path("new.jsonl"), factories.translation_rows(30, seed=3))
     result = call("calibrate", "run", "--data", data)
@@ -63,8 +63,8 @@ def test_round_trip(call: Call, translation_run: Path) -> None:
     assert call("eval", "run", "--data", data, "--set", "depth=2", "--set", "beams=3", "--json", "cell.json").code == 0
     assert json.loads(Path("cell.json").read_text())["mean_exit_layer"] == 2.0
     Path("lines.txt").write_text("a b c\nd e\nf f f f\n")
-    assert call("predict", "run", "--input", "lines.txt", "--output", "result.txt").code == 0
-    lines = Path("result.txt").read_text().splitlines()
+    assert call("predict", "run", "--input", "lines.txt", "--output", "lines-out.txt").code == 0
+    lines = Path("lines-out.txt").read_text().splitlines()
     answers = [json.loads(line) for line in call("predict", "run", "--input", "lines.txt").out.splitlines()]
     assert [answer["text"] for answer in answers] == lines and len(lines) == 3 and lines[0][0] == "a"
     assert set(answers[0]) == {"text", "pieces", "exits", "exit_layer", "tokens_kept", "macs"}
@@ -77,7 +77,7 @@ def test_round_trip(call: Call, translation_run: Path) -> None:
     assert call("info", "run").code == 0
 
 
-def training(folder: Path, **options: Any) -> list[str]:
+def translation_words(folder: Path, **options: Any) -> list[str]:
     given = {
         "model": factories.translation_config(folder),
         "train": factories.write_jsonl(folder / "train.jsonl", factories.translation_rows(24)),
@@ -89,13 +89,13 @@ def training(folder: Path, **options: Any) -> list[str]:
     return ["train", *(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
 
 
-def test_full_and_init(call: Call, tmp_path: Path) -> None:
-    assert call(*training(tmp_path, method="full")).code == 0
-    result = call(*training(tmp_path, method="depth_adaptive", init="run", out="deep", set="form=sequence"))
-    assert result.code == 0 and "aligned, epoch 1" in result.err  # a plain model knows its last exit only
+def test_train_full_and_init_from_it(call: Call, tmp_path: Path) -> None:
+    assert call(*translation_words(tmp_path, method="full")).code == 0
+    result = call(*translation_words(tmp_path, method="depth_adaptive", init="run", out="deep", set="form=sequence"))
+    assert result.code == 0 and "aligned, epoch 1" in result.err  # a plain model has its last exit only
     assert "exits and halting, epoch 1" in result.err
     assert json.loads(Path("deep/offramp.json").read_text())["options"]["form"] == "sequence"
-    result = call(*training(tmp_path, method="depth_adaptive", init="deep", out="more", set="form=sequence"))
+    result = call(*translation_words(tmp_path, method="depth_adaptive", init="deep", out="more", set="form=sequence"))
     assert result.code == 0 and "exits and halting, epoch 1" in result.err and "aligned" not in result.err
 
 
@@ -113,7 +113,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input(call: Call, tmp_path: Path, what: str) -> None:
+def test_train_refuses_bad_input(call: Call, tmp_path: Path, what: str) -> None:
     options, expected = BAD[what]
     options = dict(options)
     for name, file in (("train", "bad.jsonl"), ("model", "model.json")):
@@ -122,26 +122,28 @@ def test_bad_input(call: Call, tmp_path: Path, what: str) -> None:
             options[name] = file
     if options.get("task") == "classification":
         options["train"] = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows("classification", 8))
-    result = call(*training(tmp_path, **options))
+    result = call(*translation_words(tmp_path, **options))
     assert result.code == 2 and all(word in result.err for word in expected), result.err
 
 
-def test_a_vocabulary_the_model_cannot_say(call: Call, translation_run: Path, tmp_path: Path) -> None:
+def test_train_refuses_a_tokenizer_with_more_tokens_than_the_model(
+    call: Call, translation_run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(translation_run, "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained("model")
     tokenizer.add_tokens([f"piece{number}" for number in range(200)])
     tokenizer.save_pretrained("model")
-    result = call(*training(tmp_path, model="model", method="full"))
-    assert result.code == 2 and "a tokenizer of" in result.err and "can say" in result.err
+    result = call(*translation_words(tmp_path, model="model", method="full"))
+    assert result.code == 2 and "tokenizer" in result.err
 
 
-def test_a_source_too_long_is_refused_by_its_row_in_a_stream(call: Call, translation_run: Path) -> None:
+def test_predict_refuses_a_source_that_is_too_long_by_its_row(call: Call, translation_run: Path) -> None:
     Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
     result = call("predict", translation_run, "--input", "lines.txt")
     assert result.code == 2 and "lines.txt" in result.err and "row 2" in result.err and "takes 24" in result.err
 
 
-def test_a_compiled_encoder_says_the_same(translation_run: Path) -> None:
+def test_a_compiled_encoder_gives_the_same_predictions(translation_run: Path) -> None:
     """What `engine="auto"` picks on a CPU."""
     texts = [row["src"] for row in factories.translation_rows(12, seed=9)]
     compiled = offramp.load(translation_run, engine="openvino")

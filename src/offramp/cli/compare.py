@@ -33,7 +33,7 @@ def command(
     from offramp.commands.compare import compare
 
     with ComparisonDisplay(out, cells_table) as display:
-        made = compare(
+        comparison = compare(
             data,
             out,
             methods=methods,
@@ -51,4 +51,4 @@ def command(
             note=print_note,
             command=command_line(),
         )
-    print_comparison(made, out)
+    print_comparison(comparison, out)

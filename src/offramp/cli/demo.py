@@ -20,5 +20,5 @@ def command(
 
     run = out or demo.default_folder(quick)
     with TrainingDisplay() as display:
-        found = demo.demo(run, quick=quick, report=display.report, note=print_note)
+        found = demo.demo(run, quick=quick, listener=display.report, note=print_note)
     print_demo(found, run)

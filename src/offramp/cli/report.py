@@ -18,9 +18,9 @@ def command(
     from offramp.cli.printing.console import print_line, print_note
     from offramp.commands.report import report
 
-    made = report(folder, out=out, markdown=markdown, speeds=speeds)
-    for name, problem in made.found.damaged:
+    result = report(folder, out=out, markdown=markdown, speeds=speeds)
+    for name, problem in result.found.damaged:
         print_note(f"left out {name}: {problem}")
-    if made.found.others:
-        print_note(f"{len(made.found.others)} other JSON files passed over: {', '.join(made.found.others[:5])}")
-    print_line(f"{len(made.found.entries)} models; written: {', '.join(str(path) for path in made.written)}")
+    if result.found.others:
+        print_note(f"{len(result.found.others)} other JSON files passed over: {', '.join(result.found.others[:5])}")
+    print_line(f"{len(result.found.entries)} models; written: {', '.join(str(path) for path in result.written)}")

@@ -95,6 +95,6 @@ def command(
             vocabulary=vocabulary,
             shape=key_values(shape, "--shape"),
             force=force,
-            report=display.report,
+            listener=display.report,
         )
     print_trained(trained, out)

@@ -33,7 +33,7 @@ from offramp.utils.command_line import python_call
 from offramp.utils.files import write_json
 from offramp.utils.run_paths import is_run
 
-Listener = Callable[["ComparisonProgress"], None]
+ComparisonListener = Callable[["ComparisonProgress"], None]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class ComparisonProgress:
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparisonOutput:
     """Where a comparison writes and what it need not run again."""
 
     out: Path
@@ -92,7 +92,7 @@ def compare(
     collect: str | None = "results",
     bench: int = 0,
     resume: bool = False,
-    listener: Listener = lambda _: None,
+    listener: ComparisonListener = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
     command: str | None = None,
 ) -> Comparison:
@@ -119,7 +119,7 @@ def compare(
     training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     plan = ComparisonPlan(find_data_sets(data, rows), named, parse_methods(methods), range(42, 42 + seeds), training)
     command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
-    progress = run_plan(plan, Place(Path(out), collect, limit, command), listener)
+    progress = run_plan(plan, ComparisonOutput(Path(out), collect, limit, command), listener)
     if bench:
         progress.broken.update(time_runs(progress.cells, Path(out), bench, command, note))
     written = None
@@ -135,7 +135,9 @@ def _check_free(out: str, resume: bool) -> None:
         raise OfframpError(f"to compare into {out}", "finished cells there", fix)
 
 
-def run_plan(plan: ComparisonPlan, where: Place, listener: Listener = lambda _: None) -> ComparisonProgress:
+def run_plan(
+    plan: ComparisonPlan, where: ComparisonOutput, listener: ComparisonListener = lambda _: None
+) -> ComparisonProgress:
     """Run the missing cells of a plan. A broken cell is remembered and the rest goes on; Ctrl-C keeps finished ones."""
     started, progress = time.monotonic(), ComparisonProgress(plan.cells())
     write_rules(plan, where.out)
@@ -167,7 +169,7 @@ def _too_late(progress: ComparisonProgress, started: float, limit: float | None)
     return limit is not None and time.monotonic() - started + mean > limit
 
 
-def _attempt(cell: ComparisonCell, plan: ComparisonPlan, where: Place, progress: ComparisonProgress) -> None:
+def _attempt(cell: ComparisonCell, plan: ComparisonPlan, where: ComparisonOutput, progress: ComparisonProgress) -> None:
     began = time.monotonic()
     try:
         cells = run_cell(cell, plan, where)
@@ -179,22 +181,22 @@ def _attempt(cell: ComparisonCell, plan: ComparisonPlan, where: Place, progress:
     progress.spent.append(time.monotonic() - began)
 
 
-def run_cell(cell: ComparisonCell, plan: ComparisonPlan, where: Place) -> Any:
+def run_cell(cell: ComparisonCell, plan: ComparisonPlan, where: ComparisonOutput) -> Any:
     """Return the result cells of one method on one data set."""
     if cell.method == TFIDF:
         files, limit = (cell.data.train, cell.data.report), cell.data.rows
         return tfidf(read_rows(cell.data.train, limit=limit), read_rows(cell.data.report), files, where.command)
-    run = trained(cell, plan, where.out)
+    run = trained_run(cell, plan, where.out)
     predictor, rows = Predictor.load(run, "torch"), read_rows(cell.data.report)
     return sweep_points(predictor, rows, Origin(*data_and_split(cell.data.report), where.command, read_recipe(run)))
 
 
-def trained(cell: ComparisonCell, plan: ComparisonPlan, out: Path) -> str:
+def trained_run(cell: ComparisonCell, plan: ComparisonPlan, out: Path) -> str:
     """Return the run folder of a cell, trained first if need be; all methods start from the plain fine-tuned model."""
     run = out / "runs" / cell.name
     if not is_run(run):
         plain = ComparisonCell(cell.data, cell.model, "full", {}, cell.seed)
-        init = None if cell.method == "full" else trained(plain, plan, out)
+        init = None if cell.method == "full" else trained_run(plain, plan, out)
         data = cell.data
         request = TrainRequest(
             cell.model,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from offramp.commands.train import Report, TrainRequest, model_source, run_training
+from offramp.commands.train import TrainingListener, TrainRequest, model_source, run_training
 from offramp.errors import OfframpError
 from offramp.evaluation.collect import CurvePoint
 from offramp.evaluation.curves import BudgetTiming, CurvePicture, draw_curve, measure_budgets, measure_curve
@@ -31,7 +31,7 @@ Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Size:
+class DemoSize:
     """How many rows, epochs and rounds: they decide how long the demo takes."""
 
     train: int
@@ -41,20 +41,22 @@ class Size:
     effort: BudgetTiming
 
 
-FULL = Size(6000, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), BudgetTiming(timed=256, alone=48, rounds=5))
-QUICK = Size(1500, 800, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3))
+FULL = DemoSize(
+    6000, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), BudgetTiming(timed=256, alone=48, rounds=5)
+)
+QUICK = DemoSize(1500, 800, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3))
 
 
 def demo(
     out: str | None = None,
     *,
     quick: bool = False,
-    report: Report = lambda **_: None,
+    listener: TrainingListener = lambda **_: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train unless that is done, measure, draw the curve, and return what demo.json holds.
 
-    `report` receives the progress of training, `note` a line before each part of the work.
+    `listener` receives the progress of training, `note` a line before each part of the work.
     """
     run = Path(out or default_folder(quick))
     size, started = QUICK if quick else FULL, time.monotonic()
@@ -76,9 +78,9 @@ def demo(
     test = _write_splits(data, size)
     if not trained:
         note("fine-tuning MiniLM (6 layers) with off-ramps on rated movie-review sentences")
-        run_training(request, report=report)
+        run_training(request, listener=listener)
     note(f"measuring on {len(test)} sentences that were used for nothing yet")
-    found = measure(run, test, size, "offramp demo --quick" if quick else "offramp demo")
+    found = measure_demo(run, test, size, "offramp demo --quick" if quick else "offramp demo")
     found["seconds"] = round(time.monotonic() - started, 1)
     write_json(run / "demo.json", found)
     return found
@@ -99,7 +101,7 @@ def _trained(run: Path, request: TrainRequest) -> bool:
     raise OfframpError(f"to write the demo to {run}", "something else there", "choose another folder with --out")
 
 
-def _write_splits(folder: Path, size: Size) -> Rows:
+def _write_splits(folder: Path, size: DemoSize) -> Rows:
     """Write the sentences as files and return the test rows."""
     splits = movie_sentences()
     parts = {"train": splits.train, "dev": splits.dev[: size.dev], "test": splits.test[: size.test]}
@@ -112,7 +114,7 @@ def _write_splits(folder: Path, size: Size) -> Rows:
     return parts["test"]
 
 
-def measure(run: Path, test: Rows, size: Size, command: str) -> dict[str, Any]:
+def measure_demo(run: Path, test: Rows, size: DemoSize, command: str) -> dict[str, Any]:
     """Measure every budget on the test rows, draw the curve, and return all numbers."""
     predictor = Predictor.load(str(run))
     origin = Origin("movie-sentences", "test", command, folders.read_recipe(run))

@@ -43,7 +43,7 @@ from offramp.utils.files import atomic_replace, write_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Report = Callable[..., None]  # receives what happens during training as keyword arguments
+TrainingListener = Callable[..., None]  # receives what happens during training as keyword arguments
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def train(
     vocabulary: int | None = None,
     shape: Mapping[str, str] | None = None,
     force: bool = False,
-    report: Report = lambda **_: None,
+    listener: TrainingListener = lambda **_: None,
 ) -> TrainedRun:
     """Fine-tune a model with exits (or with token dropping), calibrate it and write a run folder.
 
@@ -144,11 +144,11 @@ def train(
         vocabulary: of a model from scratch: tokens of the tokenizer that is learned, 8000 by default.
         shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": "256"}.
         force: replace what is in `out`.
-        report: receives the progress as keyword arguments.
+        listener: receives the progress as keyword arguments.
     """
     given = {"task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length}
     given = {name: value for name, value in {**given, "method": method}.items() if value is not None}
-    plan = recipes.load(recipe) if recipe else recipes.Recipe(method or "full")
+    plan = recipes.load_recipe(recipe) if recipe else recipes.Recipe(method or "full")
     plan = plan.override(given, options or {})
     schedule = Schedule(
         plan.epochs,
@@ -176,7 +176,7 @@ def train(
         schedule=schedule,
         new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
     )
-    return run_training(request, force, report)
+    return run_training(request, force, listener)
 
 
 def _new_model(
@@ -204,7 +204,7 @@ def _new_model(
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """The rows to train on and to choose on, and the task that they define."""
 
     task: Task
@@ -215,7 +215,7 @@ class Rows:
     labelled: bool = True  # the training rows; dev rows always are
 
 
-def rows_of(request: TrainRequest) -> Rows:
+def read_training_rows(request: TrainRequest) -> TrainingRows:
     """Read and check all rows of the files; then hold some out, if there is no dev file."""
     kind, rows = tasks.get(request.task), reading.read_rows(request.train, columns=request.columns, limit=request.limit)
     if request.init and kind.target and not any(kind.target in row for row in rows):
@@ -224,7 +224,7 @@ def rows_of(request: TrainRequest) -> Rows:
     if request.dev is not None:
         dev = reading.read_rows(request.dev, columns=request.columns)
         task.check_rows(dev, request.dev)
-        return Rows(task, rows, dev, request.dev, mark)
+        return TrainingRows(task, rows, dev, request.dev, mark)
     if not 0.0 < request.dev_split < 1.0:
         raise OfframpError("a share of the rows to hold out", f"--dev-split {request.dev_split}", "give e.g. 0.1")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.schedule.seed)).tolist()
@@ -232,10 +232,10 @@ def rows_of(request: TrainRequest) -> Rows:
     if held >= len(rows):
         raise OfframpError("rows to train on", f"{len(rows)} rows in {request.train}", "give more rows, or --dev FILE")
     name = f"{request.train} ({request.dev_split:g} held out, seed {request.schedule.seed})"
-    return Rows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
+    return TrainingRows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
 
 
-def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> Rows:
+def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> TrainingRows:
     """Check rows without labels, on which the predictions of an earlier run are learned; the task is that run's."""
     task = folders.task_from_description(folders.read_description(request.init or ""))
     if not isinstance(task, kind) or request.dev is None:
@@ -244,17 +244,19 @@ def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, An
     task.check_inputs(rows, request.train)
     dev = reading.read_rows(request.dev, columns=request.columns)
     task.check_rows(dev, request.dev)
-    return Rows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
+    return TrainingRows(task, rows, dev, request.dev, reading.fingerprint(request.train, rows), labelled=False)
 
 
-def run_training(request: TrainRequest, force: bool = False, report: Report = lambda **_: None) -> TrainedRun:
+def run_training(
+    request: TrainRequest, force: bool = False, listener: TrainingListener = lambda **_: None
+) -> TrainedRun:
     """Train a method and write its run folder; a request that was interrupted is continued."""
     method = methods.get(request.method)
     options = methods.configure(method.options, dict(request.options), method.name)
     check_output_free(Path(request.out), force)
-    rows = rows_of(request)
+    rows = read_training_rows(request)
     recipe = _recipe(request, rows)
-    model = _build(request, method, options, rows)
+    model = build_model(request, method, options, rows)
     stages = _stages(request, model)
     if not rows.labelled and any(stage.needs_labels for stage in stages):
         rows.task.check_rows(rows.train, request.train)  # says which column is missing
@@ -262,18 +264,18 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
     dev_data = _encode(model, rows.dev, rows.dev_name)
     with locked_working_folder(Path(request.out), recipe, force) as partial:
         if (partial / checkpoint.CHECKPOINT_FILE).is_file():
-            report(resuming=request.out)
-        report(
+            listener(resuming=request.out)
+        listener(
             rows=len(rows.train),
             dev=len(rows.dev),
             cut=train_data.truncated_rows + dev_data.truncated_rows,
             max_length=model.max_length,
             epochs=request.schedule.epochs,
         )
-        trainer = Trainer(model.network, request.schedule, partial, score_for_training, report)
+        trainer = Trainer(model.network, request.schedule, partial, score_for_training, listener)
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
-        report(choosing=len(chosen_on.rows))
+        listener(choosing=len(chosen_on.rows))
         points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
             for warning in points.warnings:
@@ -284,12 +286,12 @@ def run_training(request: TrainRequest, force: bool = False, report: Report = la
     return TrainedRun(Path(request.out), model, points, progress.log)
 
 
-def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> LoadedRun:
+def build_model(request: TrainRequest, method: Method, options: Any, rows: TrainingRows) -> LoadedRun:
     """Build the network to train: from a pretrained model, from an earlier run's weights, or from scratch."""
     if request.new_model is not None:
         with tempfile.TemporaryDirectory() as folder:
             created = _create(request.new_model, request, rows, Path(folder) / "model")
-            built = _build(replace(request, model=str(created), new_model=None), method, options, rows)
+            built = build_model(replace(request, model=str(created), new_model=None), method, options, rows)
         return replace(built, base_model=request.model)
     source, base = request.init or request.model, request.model
     earlier = folders.read_description(request.init) if request.init else None
@@ -314,7 +316,7 @@ def _build(request: TrainRequest, method: Method, options: Any, rows: Rows) -> L
     return LoadedRun(net, tokenizer, method, options, longest, base)
 
 
-def _create(new: NewModel, request: TrainRequest, rows: Rows, folder: Path) -> Path:
+def _create(new: NewModel, request: TrainRequest, rows: TrainingRows, folder: Path) -> Path:
     """Write a model with random weights and its tokenizer to a folder."""
     if new.tokenizer is not None:
         tokenizer = folders.load_tokenizer(new.tokenizer)
@@ -324,7 +326,7 @@ def _create(new: NewModel, request: TrainRequest, rows: Rows, folder: Path) -> P
     return folder
 
 
-def _learned_tokenizer(rows: Rows, vocabulary: int, source: str) -> PreTrainedTokenizerBase:
+def _learned_tokenizer(rows: TrainingRows, vocabulary: int, source: str) -> PreTrainedTokenizerBase:
     """Learn a tokenizer from the texts of the training rows."""
     texts = list(_texts(rows))
     if not texts:
@@ -332,7 +334,7 @@ def _learned_tokenizer(rows: Rows, vocabulary: int, source: str) -> PreTrainedTo
     return train_wordpiece_tokenizer(texts, vocabulary)
 
 
-def _texts(rows: Rows) -> Iterator[str]:
+def _texts(rows: TrainingRows) -> Iterator[str]:
     for row in rows.train:
         for column in rows.task.input_columns:
             value = row.get(column)
@@ -368,7 +370,7 @@ def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
     return Data(rows, encoded)
 
 
-def _recipe(request: TrainRequest, rows: Rows) -> dict[str, Any]:
+def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
     recipe = asdict(replace(request, columns=dict(request.columns), options=dict(request.options)))
     recipe["schedule"].pop("save_seconds")  # neither changes the result
     recipe.pop("out")

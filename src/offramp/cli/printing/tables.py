@@ -133,17 +133,17 @@ def cells_table(folder: Path) -> Table:
     return table
 
 
-def print_comparison(made: Comparison, out_folder: str) -> None:
+def print_comparison(comparison: Comparison, out_folder: str) -> None:
     """Print the finished cells, where the report is, what was collected and what broke."""
-    if made.report is not None:
+    if comparison.report is not None:
         out.print(cells_table(Path(out_folder) / "cells"))
-        print_line(f"report: {made.report}")
-    for name, file in made.progress.collected.items():
+        print_line(f"report: {comparison.report}")
+    for name, file in comparison.progress.collected.items():
         print_line(f"{name}: already in {file}, not run again")
-    for name, reason in made.progress.broken.items():
+    for name, reason in comparison.progress.broken.items():
         out.print(f"broken: {name}: {reason}", markup=False, soft_wrap=True, style="red")
-    if made.progress.stopped:
-        out.print(f"stopped by the time limit with {made.progress.left} cells left; go on with --resume")
+    if comparison.progress.stopped:
+        out.print(f"stopped by the time limit with {comparison.progress.left} cells left; go on with --resume")
 
 
 DEMO_COLUMNS = ("budget", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up", "ms\nalone",

@@ -46,24 +46,24 @@ class Recipe:
         return replace(self, **fields, options={**kept, **options})
 
 
-def names() -> list[str]:
+def recipe_names() -> list[str]:
     """Return the names of all recipes."""
     folders = (folder for folder in files(__name__).iterdir() if folder.is_dir())
     found = [(f.name, file.name) for f in folders for file in f.iterdir() if file.name.endswith(".yaml")]
     return sorted(f"{method}/{file.removesuffix('.yaml')}" for method, file in found)
 
 
-def load(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
     """Return a recipe by name; an unknown name is refused with the known ones."""
-    if name not in names():
+    if name not in recipe_names():
         method = name.split("/")[0]
-        fix = ", ".join(n for n in names() if n.split("/")[0] == method) or ", ".join(names())
+        fix = ", ".join(n for n in recipe_names() if n.split("/")[0] == method) or ", ".join(recipe_names())
         raise OfframpError("a recipe", repr(name), f"use one of: {fix}")
     method, data = name.split("/")
-    return parse(files(__name__).joinpath(method, f"{data}.yaml").read_text(encoding="utf-8"), method)
+    return parse_recipe(files(__name__).joinpath(method, f"{data}.yaml").read_text(encoding="utf-8"), method)
 
 
-def parse(text: str, method: str) -> Recipe:
+def parse_recipe(text: str, method: str) -> Recipe:
     """Return a recipe from the text of its file, for the method of its folder."""
     content = yaml.safe_load(text) or {}
     known = {f.name for f in fields(Recipe)} - {"method"}
