@@ -32,7 +32,7 @@ from offramp.calibration.length_search import (
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 from offramp.methods._base import PairMethod
-from offramp.methods._shared.lengths import cliffs, shortest
+from offramp.methods._shared.lengths import cliffs, shortest_lengths
 from offramp.nn.batches import Data
 from tests import runs
 
@@ -75,7 +75,7 @@ def test_the_first_population_is_evenly_spread_in_cost(run: Path) -> None:
 def test_the_first_population_has_cliffs_none_of_them_below_what_was_trained(run: Path) -> None:
     network = Predictor.load(run).network
     made = cliff_lengths(network, 99)
-    assert made == cliffs(shortest(network)) and made
+    assert made == cliffs(shortest_lengths(network)) and made
     assert cliff_lengths(network, 1) == made[:1]
     first = list(searching.first_population(subject(run)))
     assert {tuple(math.ceil(100 * share - 1e-9) for share in one) for one in made} <= set(first)

@@ -24,12 +24,12 @@ from tests.methods.test_alberta import LENGTHS, answer, made, predictor
 def test_rows_may_be_cut_at_any_depth_so_that_shallow_exits_learn() -> None:
     torch.manual_seed(0)
     needs = torch.full((600, 3), 0.999)  # left alone, nobody ends early
-    depths = alberta._runs(needs, ALBERTaOptions(cut=True, explore=1.0)).sum(1)
+    depths = alberta.draw_executed(needs, ALBERTaOptions(cut=True, explore=1.0)).sum(1)
     counts = torch.bincount(depths, minlength=4)
     assert counts[0] == 0 and (counts[1:] > 150).all()  # at run time, too, the first gated layer always runs
-    raw = alberta._runs(needs, ALBERTaOptions(cut=True, explore=1.0, revpc=False)).sum(1)
+    raw = alberta.draw_executed(needs, ALBERTaOptions(cut=True, explore=1.0, revpc=False)).sum(1)
     assert (torch.bincount(raw, minlength=4) > 100).all()
-    assert (alberta._runs(needs, ALBERTaOptions(cut=True)).sum(1) == 3).float().mean() > 0.97
+    assert (alberta.draw_executed(needs, ALBERTaOptions(cut=True)).sum(1) == 3).float().mean() > 0.97
     for wrong in ({"explore": 0.5}, {"explore": 1.5, "cut": True}):
         with pytest.raises(OfframpError, match="explore"):
             ALBERTaOptions(**wrong)  # type: ignore[arg-type]  # wrong on purpose
@@ -72,13 +72,13 @@ def test_a_cut_row_is_copied_upward_and_still_teaches_the_predictor() -> None:
     (stage,) = methods.get("alberta").stages(net, options)
     torch.manual_seed(0)
     soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded), stage.hooks)  # type: ignore[attr-defined]  # a Joint
-    runs_, tokens = soft.packed.rows["runs"], soft.packed.row_of_token
+    runs_, tokens = soft.packed.rows["executed"], soft.packed.row_of_token
     assert runs_[:, 0].all() and not runs_.all()  # the first is always needed
     for number in range(1, net.depth - 1):
         gone = ~runs_[tokens, number]
         assert torch.equal(soft.states[number + 2][gone], soft.states[number + 1][gone])
     loss = net(net.depth, soft.after(net.depth)).square().sum()
-    (grad,) = torch.autograd.grad(loss, soft.packed.rows["needs"])
+    (grad,) = torch.autograd.grad(loss, soft.packed.rows[alberta.LAYER_NEEDS])
     assert (grad[~runs_] != 0).any()
 
 
@@ -100,7 +100,7 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
     assert answer(net, data, ALBERTaSettings(0.5)).exit_layer.mean() < before - 0.5
     for share in (0.0, 0.1, 0.5):  # it grows from nothing, step by step
         stage.set_progress(share)
-        assert stage.weight == 5.0 * share  # type: ignore[attr-defined]  # a Gated stage
+        assert stage.weight == 5.0 * share  # type: ignore[attr-defined]  # a GatedStage stage
     assert stage.best_epoch([{"accuracy": 0.9}, {"accuracy": 0.5}]) == 1
 
 

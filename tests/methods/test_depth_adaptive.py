@@ -20,8 +20,8 @@ from offramp.decoding.exits import DecoderSettings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
-from offramp.methods.depth_adaptive.policy import EncoderPolicy
-from offramp.methods.depth_adaptive.training import Oracle, Pass, halting_loss, right_exits, through
+from offramp.methods.depth_adaptive.policy import EncoderHaltingPolicy
+from offramp.methods.depth_adaptive.training import ExitPass, Oracle, halting_loss, oracle_exits, run_all_exits
 from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.forward import LayerStates, forward_all_layers
@@ -78,7 +78,7 @@ def test_the_multinomial_form_stops_at_its_most_likely_exit_and_asks_once() -> N
 def test_the_geometric_form_stops_where_its_unit_says_so() -> None:
     net, data = made(form="geometric")
     packed = pack_rows(net.task, data.encoded)
-    chi = torch.stack([net.added["predictors"].ask(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
+    chi = torch.stack([net.added["predictors"].unit_logits(n, pooled(net, packed, n)).sigmoid() for n in (1, 2)], 1)  # type: ignore[operator]
     limit = float(chi[:, 0].median()) + 1e-4
     result = answer(net, packed, DecoderSettings(1 - limit))
     assert result.exit_layer.tolist() == [next((n for n in (1, 2) if row[n - 1] > limit), 3) for row in chi]
@@ -143,17 +143,17 @@ def test_oracles_of_words_by_hand(kind: Any, penalty: float, sigma: float, wante
         torch.tensor([[2.1, 0.0, 0.0], [1.2, 0.0, 0.0], [0.0, 4.0, 0.0]]),
     ]
     some = Batch(packed, torch.tensor([0, 0, 1]), [0])
-    seen = Pass(some, LayerStates(packed, []), logits)
-    assert right_exits(net, seen, Oracle(kind, penalty, sigma), by_word=True).tolist() == wanted
+    seen = ExitPass(some, LayerStates(packed, []), logits)
+    assert oracle_exits(net, seen, Oracle(kind, penalty, sigma), by_word=True).tolist() == wanted
 
 
 def test_oracles_of_rows_by_hand() -> None:
     net, data = made()
     some = Batch(pack_rows(net.task, data.encoded[:2]), torch.tensor([0, 2]), [0, 1])
     logits = [torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 9.0]])]
-    seen = Pass(some, LayerStates(some.packed, []), logits)
-    assert right_exits(net, seen, Oracle("correctness", 0.1, 0.0), by_word=False).tolist() == [1, 0]
-    assert right_exits(net, seen, Oracle("likelihood", 0.1, 0.0), by_word=False).tolist() == [1, 1]
+    seen = ExitPass(some, LayerStates(some.packed, []), logits)
+    assert oracle_exits(net, seen, Oracle("correctness", 0.1, 0.0), by_word=False).tolist() == [1, 0]
+    assert oracle_exits(net, seen, Oracle("likelihood", 0.1, 0.0), by_word=False).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("training", ["aligned", "mixed"])
@@ -180,14 +180,14 @@ def test_detached_units_do_not_pull_on_the_model() -> None:
     grads = []
     for detach in (True, False):
         net, data = made(form="geometric")
-        seen = through(net, build_batch(net.task, data, range(len(LENGTHS)), seed=0))
+        seen = run_all_exits(net, build_batch(net.task, data, range(len(LENGTHS)), seed=0))
         oracle = Oracle("likelihood", 0.1, 0.0)
         halting_loss(net, net.added["predictors"], seen, oracle, detach).backward()  # type: ignore[arg-type]
         grads.append([p.grad is not None for name, p in net.named_parameters() if "encoder.layer.0" in name])
     assert not any(grads[0]) and all(grads[1])
 
 
-class Asking(EncoderPolicy):
+class Asking(EncoderHaltingPolicy):
     """Notes the reasons."""
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:

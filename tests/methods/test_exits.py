@@ -120,8 +120,8 @@ def test_shallow_deep_weights_grow_with_progress() -> None:
         losses.append(float(stage.step(batch, lambda loss: None)["loss"]))
     assert losses[0] < losses[1] < losses[2]
     each = exit_losses(net, forward_all_layers(net.encoder, batch.packed), batch, [0, 1, 2, 3])
-    grown = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get
-    assert losses[2] == pytest.approx(grown, rel=1e-5)
+    scheduled_exit_loss = float(each.detach() @ torch.tensor([0.05, 1 / 3, 2 / 3, 1.0]))  # as large as they get
+    assert losses[2] == pytest.approx(scheduled_exit_loss, rel=1e-5)
     assert stage.best_epoch([{"accuracy": 0.9}, {"accuracy": 0.8}]) == 1  # the early exits learn last
 
 

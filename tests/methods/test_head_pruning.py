@@ -16,7 +16,7 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import build_network
-from offramp.methods.head_pruning import HeadPruningOptions, Pruned, chosen, importance
+from offramp.methods.head_pruning import HeadPruningOptions, PrunedStage, importance, most_important
 from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.forward import forward_all_layers
@@ -39,7 +39,7 @@ def made(backbone: str, options: HeadPruningOptions = HALF) -> tuple[Network, Da
 
 def pruned(backbone: str, folder: Path) -> tuple[Network, Data]:
     net, data = made(backbone)
-    Pruned(net, "pruned", options=HALF).prepare(data, folder)
+    PrunedStage(net, "pruned", options=HALF).prepare(data, folder)
     net.eval()
     return net, data
 
@@ -125,10 +125,13 @@ def test_importance_is_the_derivative_by_a_gate() -> None:
 
 def test_the_least_important_go_and_every_layer_keeps_one() -> None:
     scores = torch.tensor([[0.1, 0.2, 0.3, 0.4], [9.0, 8.0, 7.0, 6.0]])
-    assert chosen(scores, 0.5, per_layer=False).tolist() == [[False, False, False, True], [True, True, True, False]]
-    assert chosen(scores, 0.5, per_layer=True).sum(1).tolist() == [2, 2]
-    assert chosen(scores, 0.01, per_layer=False).sum(1).tolist() == [1, 1]
-    assert chosen(scores, 1.0, per_layer=True).all()
+    assert most_important(scores, 0.5, per_layer=False).tolist() == [
+        [False, False, False, True],
+        [True, True, True, False],
+    ]
+    assert most_important(scores, 0.5, per_layer=True).sum(1).tolist() == [2, 2]
+    assert most_important(scores, 0.01, per_layer=False).sum(1).tolist() == [1, 1]
+    assert most_important(scores, 1.0, per_layer=True).all()
 
 
 def test_resuming_prunes_the_same_heads(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_resuming_prunes_the_same_heads(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in again.hf.parameters():
             parameter.mul_(-1.7)  # what was learned since must not matter
-    Pruned(again, "pruned", options=HALF).prepare(data, tmp_path)
+    PrunedStage(again, "pruned", options=HALF).prepare(data, tmp_path)
     assert torch.equal(again.added["kept"].heads, first.added["kept"].heads)
 
 

@@ -17,8 +17,8 @@ from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network
-from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest
-from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDrop, LengthSettings
+from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest_lengths
+from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDropStage, LengthSettings
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -28,10 +28,10 @@ from tests.methods.test_exits import made as plain
 LENGTHS = [12, 3, 20, 1]
 
 
-def made(task: str = "classification", **options: Any) -> tuple[Network, LengthDrop]:
+def made(task: str = "classification", **options: Any) -> tuple[Network, LengthDropStage]:
     _, net = plain("length_adaptive", task, **options)
     _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions(**options))
-    assert isinstance(stage, LengthDrop)
+    assert isinstance(stage, LengthDropStage)
     return net, stage
 
 
@@ -85,10 +85,12 @@ def test_the_tokens_that_received_most_attention_stay() -> None:
 def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
     net, stage = made(drop=0.3)
     torch.manual_seed(0)
-    assert stage._lengths(frozenset(), smallest=True) == pytest.approx((0.7, 0.49, 0.343))
-    assert stage._lengths(frozenset({2}), smallest=True) == pytest.approx((0.7, 0.7, 0.49))  # a skipped layer keeps all
-    assert shortest(net) == pytest.approx((0.7, 0.49, 0.343))
-    drawn = [stage._lengths(frozenset(), smallest=False) for _ in range(200)]
+    assert stage.draw_lengths(frozenset(), shortest=True) == pytest.approx((0.7, 0.49, 0.343))
+    assert stage.draw_lengths(frozenset({2}), shortest=True) == pytest.approx(
+        (0.7, 0.7, 0.49)
+    )
+    assert shortest_lengths(net) == pytest.approx((0.7, 0.49, 0.343))
+    drawn = [stage.draw_lengths(frozenset(), shortest=False) for _ in range(200)]
     for before, now in ((None, 0), (0, 1), (1, 2)):
         ratio = torch.tensor([one[now] / (1.0 if before is None else one[before]) for one in drawn])
         assert 0.7 <= float(ratio.min()) < 0.72 and 0.98 < float(ratio.max()) <= 1.0
@@ -96,13 +98,13 @@ def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
 
 def test_some_of_the_random_lengths_are_cliffs() -> None:
     net, stage = made(cliffs=0.5)
-    known = cliffs(shortest(net))
+    known = cliffs(shortest_lengths(net))
     torch.manual_seed(0)
-    drawn = [stage._lengths(frozenset(), smallest=False) in known for _ in range(300)]
+    drawn = [stage.draw_lengths(frozenset(), shortest=False) in known for _ in range(300)]
     assert 0.4 < sum(drawn) / 300 < 0.6
     edge = known[0].count(1.0) + 1
-    assert not any(stage._lengths(frozenset({edge}), smallest=False) in known[:1] for _ in range(50))
-    assert not any(stage._lengths(frozenset(), smallest=True) in known for _ in range(50))
+    assert not any(stage.draw_lengths(frozenset({edge}), shortest=False) in known[:1] for _ in range(50))
+    assert not any(stage.draw_lengths(frozenset(), shortest=True) in known for _ in range(50))
 
 
 def some_batch() -> Batch:
@@ -112,8 +114,8 @@ def some_batch() -> Batch:
 def test_a_step_is_four_passes_that_share_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
     _, stage = made(layer_drop=0.0)
     drawn: list[tuple[float, ...]] = []
-    real = stage._lengths
-    monkeypatch.setattr(stage, "_lengths", lambda out, smallest: drawn.append(real(out, smallest)) or drawn[-1])
+    real = stage.draw_lengths
+    monkeypatch.setattr(stage, "draw_lengths", lambda out, smallest: drawn.append(real(out, smallest)) or drawn[-1])
     losses: list[float] = []
     stage.set_train_mode()
     torch.manual_seed(0)
@@ -143,7 +145,7 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
     with torch.no_grad():
         full, short = (
             run(engine, net, LengthPolicy(net, settings), packed).logits.log_softmax(-1)
-            for settings in (LengthSettings(), LengthSettings(shortest(net)))
+            for settings in (LengthSettings(), LengthSettings(shortest_lengths(net)))
         )
     one, other = (full, short) if kl == "forward" else (short, full)
     meant = (one.exp() * (one - other)).sum(1).mean() / 2  # two passes share the step
@@ -153,7 +155,7 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
 def test_layers_are_skipped_as_often_as_asked() -> None:
     net, stage = made(layer_drop=0.3)
     torch.manual_seed(0)
-    drawn = [stage._skipped() for _ in range(300)]
+    drawn = [stage.draw_skipped_layers() for _ in range(300)]
     for layer in range(1, net.depth + 1):
         assert 0.2 < sum(layer in out for out in drawn) / 300 < 0.4
 

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from offramp.core.packed import pack
 from offramp.errors import OfframpError
-from offramp.methods._shared.lengths import STEEP, LengthPolicy, LengthSettings, best, cliffs, constant, counts, ranks
+from offramp.methods._shared.lengths import (
+    CLIFF_SHARE,
+    LengthPolicy,
+    LengthSettings,
+    best_tokens,
+    cliffs,
+    constant_drop,
+    kept_counts,
+    token_ranks,
+)
 from offramp.nn.network import bare_network
 from offramp.tasks import get
 from tests import tiny
@@ -22,7 +31,7 @@ def test_the_best_of_each_row_are_those_of_the_row_alone(lengths: list[int], see
     torch.manual_seed(seed)
     scores = torch.randint(0, 4, (packed.total,)) / 4.0 + torch.rand(packed.total) * 1e-6  # many ties, nearly
     wanted = torch.tensor([1 + seed % n for n in lengths])
-    kept = best(packed, scores, wanted, first).split(lengths)
+    kept = best_tokens(packed, scores, wanted, first).split(lengths)
     for row, own in enumerate(scores.split(lengths)):
         order = sorted(range(lengths[row]), key=lambda i: (not (first and i == 0), -round(float(own[i]), 3), i))
         assert kept[row].nonzero().squeeze(1).tolist() == sorted(order[: int(wanted[row])])
@@ -31,20 +40,20 @@ def test_the_best_of_each_row_are_those_of_the_row_alone(lengths: list[int], see
 def test_ranks_count_from_the_best() -> None:
     packed = pack([[1, 2, 3], [4, 5]])
     scores = torch.tensor([0.1, 0.9, 0.5, 0.2, 0.2])
-    assert ranks(packed, scores, first=False).tolist() == [2, 0, 1, 0, 1]
-    assert ranks(packed, scores, first=True).tolist() == [0, 1, 2, 0, 1]
+    assert token_ranks(packed, scores, first=False).tolist() == [2, 0, 1, 0, 1]
+    assert token_ranks(packed, scores, first=True).tolist() == [0, 1, 2, 0, 1]
 
 
 def test_counts_round_up_and_leave_two() -> None:
     lengths = torch.tensor([1, 2, 3, 10, 64])
-    assert counts(lengths, 0.5).tolist() == [1, 2, 2, 5, 32]
-    assert counts(lengths, 0.3).tolist() == [1, 2, 2, 3, 20]  # 0.3 · 10 is 3, whatever floating point says
-    assert counts(lengths, 1.0).tolist() == lengths.tolist()
+    assert kept_counts(lengths, 0.5).tolist() == [1, 2, 2, 5, 32]
+    assert kept_counts(lengths, 0.3).tolist() == [1, 2, 2, 3, 20]  # 0.3 · 10 is 3, whatever floating point says
+    assert kept_counts(lengths, 1.0).tolist() == lengths.tolist()
 
 
 def test_a_constant_drop_is_a_geometric_series() -> None:
-    assert constant(3, 0.2) == (0.8, 0.64, 0.512)
-    assert constant(2, 0.0) == (1.0, 1.0)
+    assert constant_drop(3, 0.2) == (0.8, 0.64, 0.512)
+    assert constant_drop(2, 0.0) == (1.0, 1.0)
 
 
 BAD = {
@@ -61,9 +70,9 @@ def test_lengths_that_cannot_be_are_refused(lengths: tuple[float, ...]) -> None:
 
 
 def test_cliffs_keep_all_tokens_up_to_a_layer_and_no_fewer_in_all_than_the_least() -> None:
-    least = constant(6, 0.2)
-    assert cliffs(least) == [(1.0,) * edge + (STEEP,) * (6 - edge) for edge in (3, 4, 5)]
-    assert cliffs((0.01,) * 4) == [(1.0,) * edge + (STEEP,) * (4 - edge) for edge in (1, 2, 3)]
+    least = constant_drop(6, 0.2)
+    assert cliffs(least) == [(1.0,) * edge + (CLIFF_SHARE,) * (6 - edge) for edge in (3, 4, 5)]
+    assert cliffs((0.01,) * 4) == [(1.0,) * edge + (CLIFF_SHARE,) * (4 - edge) for edge in (1, 2, 3)]
     assert cliffs((0.5,)) == []
 
 
@@ -72,7 +81,7 @@ def test_lengths_for_another_depth_are_refused() -> None:
     net = bare_network(tiny.model("bert"), task)
     with pytest.raises(OfframpError, match="each of 3 layers") as refused:
         LengthPolicy(net, LengthSettings((0.8, 0.6)))
-    assert "0.8,0.6" in str(refused.value) and "offramp search" in str(refused.value)
+    assert "0.8,0.6" in str(refused.value) and "calibrate --search" in str(refused.value)
 
 
 def test_only_layers_that_drop_ask_for_scores() -> None:
@@ -85,6 +94,6 @@ def test_only_layers_that_drop_ask_for_scores() -> None:
 
 
 def test_shares_of_deep_models_stay_above_nothing() -> None:
-    shares = constant(24, 0.75)
+    shares = constant_drop(24, 0.75)
     LengthSettings(lengths=shares)
-    assert shares[0] == 0.25 and shares[-1] == 1e-6 and counts(torch.tensor([64]), shares[-1]).tolist() == [2]
+    assert shares[0] == 0.25 and shares[-1] == 1e-6 and kept_counts(torch.tensor([64]), shares[-1]).tolist() == [2]

@@ -18,7 +18,14 @@ from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.run_folder import build_network, load_run, read_description, reuse_added_modules
 from offramp.methods import power_bert
-from offramp.methods.power_bert import PoWERBERTOptions, PoWERBERTPolicy, PoWERBERTSettings, Retention, Retrain, Search
+from offramp.methods.power_bert import (
+    FixedCountsStage,
+    PoWERBERTOptions,
+    PoWERBERTPolicy,
+    PoWERBERTSettings,
+    RankSearchStage,
+    Retention,
+)
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -74,7 +81,7 @@ def test_counts_are_sums_of_weights_that_never_grow() -> None:
     with torch.no_grad():
         kept.weights.zero_()
         kept.weights[0, :5], kept.weights[1, :9], kept.weights[2, 0] = 0.7, 1.0, -3.0
-    kept.settle()
+    kept.update_counts()
     assert kept.counts.tolist() == [3, 3, 1]  # floor(3.5); 9, but not more than before; never none
 
 
@@ -84,7 +91,7 @@ def some_batch() -> Batch:
 
 def test_the_penalty_weighs_later_layers_more() -> None:
     net, kept = made()
-    stage = Search(net, options=PoWERBERTOptions(penalty=0.5))
+    stage = RankSearchStage(net, options=PoWERBERTOptions(penalty=0.5))
     net.eval()
     seen: list[float] = []
     told = stage.step(some_batch(), lambda loss: seen.append(float(loss.detach())))
@@ -95,7 +102,7 @@ def test_the_penalty_weighs_later_layers_more() -> None:
 def test_ranks_that_no_row_has_are_no_part_of_the_penalty(tmp_path: Path) -> None:
     """Their gradient would fill the norm that gradients are clipped to."""
     net, kept = made()
-    stage = Search(net, options=PoWERBERTOptions(penalty=0.5))
+    stage = RankSearchStage(net, options=PoWERBERTOptions(penalty=0.5))
     stage.prepare(Data([], [Encoded([1] * n, [0] * n, 0, list(range(n)), [], 0) for n in (12, 7, 20)]), tmp_path)
     stage.step(some_batch(), lambda loss: loss.backward())
     assert kept.weights.grad is not None and kept.weights.grad[:, :20].abs().min() > 0
@@ -116,7 +123,7 @@ def test_falling_counts_keep_a_rows_tokens_whoever_is_beside_it() -> None:
 
 def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:
     net, kept = made()
-    stage = Search(net, options=PoWERBERTOptions(penalty=0.0))
+    stage = RankSearchStage(net, options=PoWERBERTOptions(penalty=0.0))
     net.eval()
     one = float(stage.step(some_batch(), lambda loss: None)["loss"])
     with torch.no_grad():
@@ -131,7 +138,7 @@ def test_weights_scale_the_token_of_their_rank_and_are_clipped() -> None:
 
 def test_weights_learn_at_their_own_rate_without_decay() -> None:
     net, kept = made()
-    (groups,) = Search(net, options=PoWERBERTOptions(soft_lr=0.03)).optimisers(1e-4)
+    (groups,) = RankSearchStage(net, options=PoWERBERTOptions(soft_lr=0.03)).optimisers(1e-4)
     own = [group for group in groups if any(p is kept.weights for p in group["params"])]
     assert len(own) == 1 and own[0]["lr"] == 0.03 and own[0]["weight_decay"] == 0.0
     everyone = [id(p) for group in groups for p in group["params"]]
@@ -146,7 +153,9 @@ def test_given_counts_skip_the_search() -> None:
     ]
     net, _ = made()
     stages = methods.get("power_bert").stages(net, PoWERBERTOptions())
-    assert [stage.name for stage in stages] == ["fine-tune", "search", "re-train"] and isinstance(stages[2], Retrain)
+    assert [stage.name for stage in stages] == ["fine-tune", "search", "re-train"] and isinstance(
+        stages[2], FixedCountsStage
+    )
 
 
 def test_counts_found_in_training_travel_with_the_model_and_are_told(
@@ -156,7 +165,7 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
     options = {"penalty": "0.5", "soft_lr": "0.2"}
     run_ = runs.train(base, tmp_path, "power_bert", schedule=quick, options=options)
     model = load_run(run_)
-    found = power_bert._retention(model.network).counts.tolist()
+    found = power_bert.retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
     assert methods.get("power_bert").policy(model.network, PoWERBERTSettings()).needs(1).scores
     listed = ", ".join(map(str, found))

@@ -10,7 +10,7 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.inference.run_folder import build_network
-from offramp.methods.token_exit import TokenExitPolicy, TokenExitSettings, _widest
+from offramp.methods.token_exit import TokenExitPolicy, TokenExitSettings, largest_in_window
 from offramp.nn.confidence import normalised_entropy
 from offramp.nn.network import Network
 from offramp.tasks import get
@@ -32,9 +32,9 @@ def tagger() -> Network:
 
 def test_windows_do_not_look_into_the_next_sentence() -> None:
     uncertainty, row = torch.tensor([0.1, 0.2, 0.9, 0.3, 0.0]), torch.tensor([0, 0, 1, 1, 1])
-    assert _widest(uncertainty, row, 1).tolist() == uncertainty.tolist()
-    assert torch.allclose(_widest(uncertainty, row, 3), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.3]))
-    assert torch.allclose(_widest(uncertainty, row, 5), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.9]))
+    assert largest_in_window(uncertainty, row, 1).tolist() == uncertainty.tolist()
+    assert torch.allclose(largest_in_window(uncertainty, row, 3), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.3]))
+    assert torch.allclose(largest_in_window(uncertainty, row, 5), torch.tensor([0.2, 0.2, 0.9, 0.9, 0.9]))
 
 
 def middling(net: Network, packed: Packed) -> float:

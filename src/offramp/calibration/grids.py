@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offramp.core.cost import Event, macs
 from offramp.inference.operating_points import OperatingPoint
-from offramp.methods._shared.lengths import cliffs, constant, counts, shortest
+from offramp.methods._shared.lengths import cliffs, constant_drop, kept_counts, shortest_lengths
 from offramp.nn.network import Network
 
 EXTRA_RUNS = 4  # settings added to a grid
@@ -29,7 +29,7 @@ def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> T
     rows, before = torch.arange(lengths.shape[0]), lengths
     trace = [Event("embed", 0, rows, lengths, lengths)]
     for layer in range(1, network.depth + 1):
-        after = torch.minimum(before, counts(lengths, shares[layer - 1])) if shares else before
+        after = torch.minimum(before, kept_counts(lengths, shares[layer - 1])) if shares else before
         trace += [Event("attend", layer, rows, before, before), Event("feed", layer, rows, after, after)]
         before = after
     tokens = lengths if network.per_token else before
@@ -38,7 +38,7 @@ def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> T
 
 def kept_tokens(shares: Sequence[float], lengths: Tensor) -> int:
     """Return how many tokens rows of these lengths keep, summed over rows and layers."""
-    return sum(int(counts(lengths, share).sum()) for share in shares)
+    return sum(int(kept_counts(lengths, share).sum()) for share in shares)
 
 
 def constant_length_grid(network: Network, lengths: Tensor, count: int) -> list[tuple[float, ...]]:
@@ -46,21 +46,21 @@ def constant_length_grid(network: Network, lengths: Tensor, count: int) -> list[
 
     The setting that keeps all tokens is not among them.
     """
-    smallest = shortest(network)
+    smallest = shortest_lengths(network)
     largest_drop = 1.0 - smallest[0]
 
     def cost(drop: float) -> float:
-        return float(length_macs(network, constant(network.depth, drop), lengths).sum())
+        return float(length_macs(network, constant_drop(network.depth, drop), lengths).sum())
 
     low, high = cost(largest_drop), cost(0.0)
     targets = [low + (high - low) * step / (count + 1) for step in range(1, count + 1)]
-    grid = [smallest, *(constant(network.depth, _drop_for(cost, target, largest_drop)) for target in targets)]
+    grid = [smallest, *(constant_drop(network.depth, _drop_for(cost, target, largest_drop)) for target in targets)]
     return list(dict.fromkeys(grid))
 
 
 def cliff_lengths(network: Network, count: int) -> list[tuple[float, ...]]:
     """Return at most `count` cliffs, evenly spread over the layers, none shorter than the model was trained for."""
-    known = cliffs(shortest(network))
+    known = cliffs(shortest_lengths(network))
     places = torch.linspace(0, len(known) - 1, min(count, len(known))).round().int().tolist()
     return [known[place] for place in places]
 

@@ -47,7 +47,7 @@ from offramp.inference.operating_points import (
     weights_fingerprint,
 )
 from offramp.methods import Method, PairMethod
-from offramp.methods._shared.lengths import counts
+from offramp.methods._shared.lengths import kept_counts
 from offramp.nn.setting_space import LengthSpace
 from offramp.tasks import Task
 from offramp.utils.files import read_json, write_json
@@ -289,7 +289,7 @@ def breed(
 
 def _token_counts(gene: Gene, lengths: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     """Return how many tokens rows of each length keep after each layer: on short rows many configurations agree."""
-    return tuple(tuple(counts(lengths.unique(), share).tolist()) for share in kept_shares(gene))
+    return tuple(tuple(kept_counts(lengths.unique(), share).tolist()) for share in kept_shares(gene))
 
 
 def mutate(gene: Gene, rng: np.random.Generator) -> Gene:

@@ -1,20 +1,26 @@
-"""ALBERTa (Li et al. 2024): after a short prefix a small network says how deep each row must go, once and for all.
+"""ALBERTa (Li et al. 2024): after a short prefix a small network predicts how many layers each row needs.
 
-What it does: the first `prefix` layers run for everybody. Their pooled output gives, by softmax, the probability of
-each number of further layers, and by RevPC (reverse, cumulative sum, reverse) the probability p that a layer is still
-needed: 1 for the first one, never rising. Training multiplies both halves of every later layer by its p, so the task's
-loss alone teaches the depth and one mini-batch trains many structures. At run time a row goes on while p ≥ γ: its depth
-is known before the layers run, and the model's own head reads wherever it ended. Executed layers keep their p, as in
-training; `hard=true` runs them at full strength, which is another model.
-Modifications from the paper: `x + p·(half(x) − x)` replaces `x + p·f(LN(x))`, the same on pre-norm layers and right on
-post-norm ones, so any pretrained model serves; the predictor starts at full depth; it reads mean and maximum over
-tokens (`pool=first` is the paper's) after a norm. One vector over all later layers, not one a hidden group.
-Extensions, off by default: `penalty` on the expected share of layers (the paper has none, so nothing but γ asks for
-less), which grows from step to step, from nothing to its full weight at the end of training; `cut=true` also cuts rows
-in training at depths drawn from their own distribution, so that short stacks are no news at run time; `head` gives each
-earlier depth an off-ramp of its own where the model's head reads one token.
-Relations: the exits of BERxiT planned in one look; PALBERT's Q-exit with q = 1 − γ. `gamma=0` is "no early exit",
-`revpc=false` the raw softmax; positions are left out in the configuration of the `alberta` backbone.
+What it does: the first `prefix` layers run for every row. From their pooled output a predictor gives, by softmax, the
+probability of each number of further layers, and by RevPC (reverse, cumulative sum, reverse) the probability p that
+each later layer is needed: 1 for the first one, never rising. In training both halves of every later layer are
+multiplied by p, so that the task's loss alone trains the predictor and one mini-batch trains many depths. At run time a
+row goes on while p ≥ γ: its depth is known before the layers run, and the model's own head is applied where it ends.
+Executed layers keep their p, as in training; `hard=true` runs them at full strength, which is another model.
+
+Modifications (ours, not the paper's):
+- `x + p·(half(x) − x)` replaces `x + p·f(LN(x))`: the same on pre-norm layers and right on post-norm ones, so that any
+  pretrained model can be used;
+- the predictor starts at full depth, and reads mean and maximum over tokens (`pool=first` is the paper's) after a norm;
+- one vector over all later layers, not one for each hidden group;
+- `penalty` (0 by default) on the expected share of layers, which grows linearly during training; without it, as in the
+  paper, only γ asks for fewer layers;
+- `cut=true` (off by default) also cuts rows in training at depths drawn from their own distribution, so that short
+  stacks are trained as they run;
+- `head` gives each earlier depth an exit head of its own, where the model's head reads one token.
+
+Relations: BERxiT decides at every exit, this method once; it is PALBERT's Q-exit with q = 1 − γ. `gamma=0` is the
+paper's "no early exit", `revpc=false` its raw softmax; positions are left out in the configuration of the `alberta`
+backbone.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
+from offramp.core.columns import Column
 from offramp.core.cost import HeadCost
 from offramp.core.loop import State
 from offramp.core.packed import Packed
@@ -44,13 +51,16 @@ from offramp.training.losses import exit_loss
 from offramp.training.objectives import JointStage
 from offramp.training.stage import Stage
 
+LAYER_NEEDS = Column("layer_needs", torch.float32, None, "probability that each gated layer is needed, [rows, gated]")
+PLANNED_DEPTH = Column("planned_depth", torch.int64, None, "layers that a row goes through")
+
 
 @dataclass(frozen=True)
 class ALBERTaSettings:
-    """A layer runs while the probability that it is needed is at least γ; 0 runs all."""
+    """γ, the probability of being needed from which on a layer runs; 0 runs all layers."""
 
     gamma: float = 0.0
-    hard: bool = False  # executed layers at full strength instead of p: not what was trained
+    hard: bool = False  # run layers at full strength instead of p, which is not how they were trained
 
     largest_threshold: ClassVar[float] = 1.0
 
@@ -62,16 +72,16 @@ class ALBERTaSettings:
 
 @dataclass(frozen=True)
 class ALBERTaOptions:
-    """How it is built and trained."""
+    """How ALBERTa is built and trained."""
 
-    prefix: int = 1  # layers that always run before the depth is predicted
+    prefix: int = 1  # layers that always run, before the depth is predicted
     pool: Pool = "meanmax"  # what the predictor reads
     revpc: bool = True
-    start: float = 8.0  # the predictor's first lead of full depth, in logits
-    penalty: float = 0.0  # added to the loss, times the expected share of the gated layers
-    cut: bool = False  # training also cuts rows at depths drawn from their distribution
-    explore: float = 0.0  # the share of rows cut at any depth instead, so that shallow exits learn too
-    head: Literal["own", "first", "mean", "meanmax"] = "own"  # who answers for rows that end early (not words)
+    start: float = 8.0  # initial logit of full depth, above those of other depths
+    penalty: float = 0.0  # weight of the expected share of gated layers in the loss
+    cut: bool = False  # cut rows in training at depths drawn from their distribution
+    explore: float = 0.0  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
+    head: Literal["own", "first", "mean", "meanmax"] = "own"  # the head of rows that end early (not of words)
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -82,11 +92,11 @@ class ALBERTaOptions:
             raise OfframpError("a share of rows cut at any depth", f"explore={self.explore}, cut={self.cut}", fix)
         if self.head != "own" and not self.cut:
             fix = "add cut=true (it trains them), or leave head=own"
-            raise OfframpError("off-ramps below the last layer", f"head={self.head} with cut=false", fix)
+            raise OfframpError("exit heads below the last layer", f"head={self.head} with cut=false", fix)
 
 
 class StructurePredictor(nn.Module):
-    """Pooled states after the prefix → the probability that each later layer is needed."""
+    """Predicts from pooled states after the prefix the probability that each later layer is needed."""
 
     def __init__(self, network: Network, options: ALBERTaOptions) -> None:
         super().__init__()
@@ -96,30 +106,30 @@ class StructurePredictor(nn.Module):
         self.norm, self.first, self.last = nn.LayerNorm(wide), nn.Linear(wide, hidden), nn.Linear(hidden, gated)
         nn.init.normal_(self.last.weight, std=0.02)
         nn.init.zeros_(self.last.bias)
-        if options.revpc:  # without it the softmax itself gates, and no start gives all layers full strength
+        if options.revpc:  # without RevPC the softmax itself gates, and no initial value gives all layers full strength
             self.last.bias.data[-1] = options.start
         self.cost = HeadCost(linear_macs(self), 0)
 
     def forward(self, layer: int, packed: Packed) -> Tensor:
-        """What each gated layer is worth to each row, 0…1."""  # [rows, gated layers]
+        """Return the probability that each gated layer is needed."""  # [rows, gated layers]
         logits = self.last(torch.tanh(self.first(self.norm(pool_states(packed, self.pool)))))
         probs: Tensor = logits.float().softmax(-1)
         return revpc(probs) if self.revpc else probs
 
 
 def revpc(probs: Tensor) -> Tensor:
-    """Reverse, cumulative sum, reverse: P(depth = i) → P(depth ≥ i); exactly 1 for the first."""  # [rows, n]
+    """Return P(depth ≥ i) from P(depth = i): reverse, cumulative sum, reverse; exactly 1 for the first."""  # [rows, n]
     summed = probs.flip(-1).cumsum(-1).flip(-1)
     return summed / summed[..., :1]
 
 
 def executed(needs: Tensor, gamma: float | Tensor) -> Tensor:
-    """Which gated layers run: all until the first that is needed with less than γ."""  # [rows, n] bool
+    """Return which gated layers run: all before the first whose probability is below γ."""  # [rows, n] bool
     return (needs >= gamma).cumprod(-1).bool()
 
 
 class ALBERTaPolicy(UncertaintyPolicy):
-    """Plans at the end of the prefix; afterwards rows end where the plan says, without another look."""
+    """Plans the depth of every row at the end of the prefix; rows then exit at their planned depth."""
 
     def __init__(self, network: Network, settings: ALBERTaSettings) -> None:
         unit = network.added[EXIT_UNIT]
@@ -128,7 +138,7 @@ class ALBERTaPolicy(UncertaintyPolicy):
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         if layer > self.prefix and not self.settings.hard:
-            need = s.packed.rows["needs"][:, layer - self.prefix - 1]
+            need = s.packed.rows[LAYER_NEEDS][:, layer - self.prefix - 1]
             s.packed = s.packed.with_tokens(gate=need[s.packed.row_of_token])
         return None
 
@@ -138,23 +148,23 @@ class ALBERTaPolicy(UncertaintyPolicy):
         if layer == self.prefix:
             needs = s.exit_unit()
             depth = self.prefix + executed(needs, self.settings.gamma).sum(-1)
-            s.packed = s.packed.with_rows(needs=needs, depth=depth.cpu())
-        return s.packed.rows["depth"] <= layer
+            s.packed = s.packed.with_rows(layer_needs=needs, planned_depth=depth.cpu())
+        return s.packed.rows[PLANNED_DEPTH] <= layer
 
     def reason(self, layer: int, s: State) -> str:
         if layer < self.prefix:
             return ""
-        need, gamma = float(s.packed.rows["needs"][0, layer - self.prefix]), self.settings.gamma
+        need, gamma = float(s.packed.rows[LAYER_NEEDS][0, layer - self.prefix]), self.settings.gamma
         return f"next layer needed: {need:.6g} {'≥' if need >= gamma else '<'} {gamma:.6g}"
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
-        """The probability that the next layer is needed."""  # [rows]
+        """Return the probability that the next layer is needed."""  # [rows]
         return s.exit_heads.exit_unit(self.prefix, s.packed)[:, layer - self.prefix]
 
 
 @dataclass
-class Gated(JointStage):
-    """Everything learns together through the gates. A growing penalty asks for its last epoch."""
+class GatedStage(JointStage):
+    """Trains all parameters through the gates; with a growing penalty the last epoch is the one that is meant."""
 
     penalty: float = 0.0
     weight: float = 0.0  # of the penalty at this step
@@ -169,25 +179,26 @@ class Gated(JointStage):
         return len(history) - 1 if self.penalty > 0.0 else super().best_epoch(history)
 
 
-def _runs(needs: Tensor, options: ALBERTaOptions) -> Tensor:
-    """Which gated layers run in training: all of them, or as many as a depth that is drawn."""  # [rows, gated]
+def draw_executed(needs: Tensor, options: ALBERTaOptions) -> Tensor:
+    """Return which gated layers run in training: all, or with `cut` as many as a drawn depth."""  # [rows, gated] bool
     if not options.cut:
         return executed(needs, 0.0)
     own = executed(needs, torch.rand(len(needs), 1, device=needs.device))
     if options.explore == 0.0:
         return own
-    many = needs.shape[1]
+    gated = needs.shape[1]
     fewest = int(options.revpc)  # with RevPC the first gated layer is always needed: no row ends before it
-    any_ = torch.arange(many) < torch.randint(fewest, many + 1, (len(needs), 1))
-    return torch.where(torch.rand(len(needs), 1, device=needs.device) < options.explore, any_.to(needs.device), own)
+    uniform = torch.arange(gated) < torch.randint(fewest, gated + 1, (len(needs), 1))
+    explores = torch.rand(len(needs), 1, device=needs.device) < options.explore
+    return torch.where(explores, uniform.to(needs.device), own)
 
 
-def _ended(net: Network, made: LayerStates, prefix: int) -> Tensor:
-    """Every row's answer by the exit of the depth it was cut to."""  # [rows, outputs]
-    whole, depth = made.after(net.depth), prefix + made.packed.rows["runs"].sum(-1)
+def _logits_at_cut(net: Network, states: LayerStates, prefix: int) -> Tensor:
+    """Return the logits of every row by the exit of the depth it was cut to."""  # [rows, outputs]
+    last, depth = states.after(net.depth), prefix + states.packed.rows["executed"].sum(-1)
     groups = [(d, (depth == d)) for d in depth.unique().tolist()]
-    said = torch.cat([net(d, whole.keep_rows(here)).float() for d, here in groups])
-    return said[torch.cat([here.nonzero().squeeze(1) for _, here in groups]).argsort()]
+    logits = torch.cat([net(d, last.keep_rows(mask)).float() for d, mask in groups])
+    return logits[torch.cat([mask.nonzero().squeeze(1) for _, mask in groups]).argsort()]
 
 
 class ALBERTa(Method):
@@ -200,9 +211,8 @@ class ALBERTa(Method):
     hf_equal = False
 
     def modules(self, network: Network, options: ALBERTaOptions) -> nn.ModuleDict:
-        """The predictor, and an exit wherever a row may end."""
         if not 0 <= options.prefix <= network.depth - 2:
-            fix = f"use 0 to {network.depth - 2} for this model: two layers at least must be left to choose from"
+            fix = f"use 0 to {network.depth - 2} for this model: at least two layers must be left to choose from"
             raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
         exits: dict[str, nn.Module] = {
             str(layer): SharedExitHead(network.model_head.apply, network.model_head.cost)
@@ -218,27 +228,29 @@ class ALBERTa(Method):
         return ALBERTaPolicy(network, settings)
 
     def stages(self, network: Network, options: ALBERTaOptions) -> list[Stage]:
-        """One: the task's loss through soft gates."""
+        """Return one stage: the task's loss through soft gates."""
 
-        def gate(layer: int, made: LayerStates) -> Tensor | None:
+        def gate(layer: int, states: LayerStates) -> Tensor | None:
             if layer <= options.prefix:
                 return None
             if layer == options.prefix + 1:
-                needs = network.exit_unit(options.prefix, made.after(options.prefix))
-                made.packed = made.packed.with_rows(needs=needs, runs=_runs(needs, options))
-            needs, runs = (made.packed.rows[name][:, layer - options.prefix - 1] for name in ("needs", "runs"))
-            # a layer that was cut is a copy, yet learns what running it would have done (straight through)
-            return torch.where(runs, needs, needs - needs.detach())[made.packed.row_of_token]
+                needs = network.exit_unit(options.prefix, states.after(options.prefix))
+                runs = draw_executed(needs, options)
+                states.packed = states.packed.with_rows(layer_needs=needs, executed=runs)
+            place = layer - options.prefix - 1
+            needs, runs = (states.packed.rows[name][:, place] for name in (LAYER_NEEDS, "executed"))
+            # a layer that was cut is a copy, but its p gets the gradient of running it (straight through)
+            return torch.where(runs, needs, needs - needs.detach())[states.packed.row_of_token]
 
-        def objective(net: Network, made: LayerStates, batch: Batch) -> Tensor:
+        def objective(net: Network, states: LayerStates, batch: Batch) -> Tensor:
             if options.head == "own" or net.per_token:
-                loss = exit_loss(net, net.depth, made.after(net.depth), batch)
+                loss = exit_loss(net, net.depth, states.after(net.depth), batch)
             else:
-                said = _ended(net, made, options.prefix)
-                loss = net.task.loss(said, batch.targets, batch.packed.lengths.to(net.device))
-            return loss + stage.weight * made.packed.rows["needs"].mean()
+                logits = _logits_at_cut(net, states, options.prefix)
+                loss = net.task.loss(logits, batch.targets, batch.packed.lengths.to(net.device))
+            return loss + stage.weight * states.packed.rows[LAYER_NEEDS].mean()
 
-        stage = Gated(
+        stage = GatedStage(
             network,
             "gated",
             options.head_lr,

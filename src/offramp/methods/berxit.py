@@ -1,13 +1,16 @@
-"""BERxiT (Xin et al. 2021): alternating training and a learned unit that says when to leave.
+"""BERxiT (Xin et al. 2021): alternating training, and a learned unit that estimates how wrong an exit is.
 
-What it does: training alternates between the last exit alone and all exits together, which keeps the full model intact
-and the early exits strong. One unit shared by all layers learns how likely an exit is wrong (classification: 1 −
-right; regression: tanh of the absolute error); at run time a row leaves where that doubt is below the threshold.
-Modifications from the paper and its code: the unit reads pooled states (mean, or mean and maximum), detached (the
-code let it pull on the backbone); its squared error is added in the steps that train all exits; parity restarts each
-epoch, as in the code; the sum over exits keeps the last one, as in the paper. `weights=index` makes later exits count
-more, at the same total.
-Relations: BranchyNet with another schedule and a learned rule; with PABEE the exits that can serve regression.
+What it does: training alternates between the last exit alone and all exits together, which preserves the full model and
+makes early exits strong. One unit, shared by all layers, learns how wrong an exit is (classification: 1 − correct;
+regression: tanh of the absolute error); at run time a row exits where its estimate is below the threshold.
+
+Modifications (ours, not the paper's or its code's):
+- the unit reads pooled states (mean, or mean and maximum), detached (in the code its loss also trains the backbone);
+- its squared error is added in the steps that train all exits;
+- alternation restarts with every epoch, as in the code; the sum over exits includes the last one, as in the paper;
+- `weights=index` gives later exits more weight, with the same total.
+
+Relations: BranchyNet with another schedule and a learned rule. With PABEE, the exit method that also serves regression.
 """
 
 from __future__ import annotations
@@ -37,13 +40,13 @@ from offramp.training.stage import Stage
 
 @dataclass(frozen=True)
 class BERxiTOptions(WeightedOptions):
-    """How exits are built and trained; by default every exit counts as much as the last one in its own steps."""
+    """How exits are built and trained; by default every exit has the weight of the last one in its own steps."""
 
     weights: Literal["index", "uniform"] = "uniform"
 
 
-class LearnedToExit(nn.Module):
-    """One linear unit for all layers: pooled states → probability that the exit is wrong."""
+class ExitErrorUnit(nn.Module):
+    """One linear unit for all layers that estimates from pooled states how wrong the exit is."""
 
     def __init__(self, hidden: int, pool: Pool) -> None:
         super().__init__()
@@ -51,13 +54,13 @@ class LearnedToExit(nn.Module):
         self.cost = HeadCost(linear_macs(self), 0)
 
     def forward(self, layer: int, packed: Packed) -> Tensor:
-        """Doubt per row, 0…1."""
-        said: Tensor = self.reader(packed).squeeze(-1).sigmoid()
-        return said
+        """Return the estimated error of every row, 0…1."""  # [rows]
+        error: Tensor = self.reader(packed).squeeze(-1).sigmoid()
+        return error
 
 
 class BERxiTPolicy(ThresholdPolicy):
-    """Doubt is what the learned unit says; a head is evaluated only where somebody leaves."""
+    """Compares the unit's estimate with the threshold; an exit head is evaluated only where a row exits."""
 
     rule_measure = "exit_unit"
 
@@ -68,14 +71,15 @@ class BERxiTPolicy(ThresholdPolicy):
         return s.exit_unit()
 
 
-def _unit_loss(net: Network, made: LayerStates, batch: Batch) -> Tensor:
-    """Squared error of the unit against how wrong each off-ramp is, averaged over off-ramps and rows."""
+def exit_unit_loss(net: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the squared error of the unit's estimates, averaged over exits and rows."""
     lengths, errors = batch.packed.lengths.to(net.device), []
     for layer in sorted(net.exit_heads):
         with torch.no_grad():
-            wrong = net.task.example_error(net(layer, made.after(layer)), batch.targets, lengths)
-        states = made.after(layer)
-        errors.append((net.exit_unit(layer, states.with_states(states.states.detach())) - wrong).square().mean())
+            target = net.task.example_error(net(layer, states.after(layer)), batch.targets, lengths)
+        packed = states.after(layer)
+        estimate = net.exit_unit(layer, packed.with_states(packed.states.detach()))
+        errors.append((estimate - target).square().mean())
     return torch.stack(errors).mean()
 
 
@@ -88,24 +92,23 @@ class BERxiT(DepthMethod):
     needs = frozenset({"example_error"})
 
     def modules(self, network: Network, options: BERxiTOptions) -> nn.ModuleDict:
-        """An off-ramp per layer and the shared unit."""
-        unit = LearnedToExit(network.encoder.hidden, options.pool)
+        unit = ExitErrorUnit(network.encoder.hidden, options.pool)
         return nn.ModuleDict({EXIT_HEADS: build_exit_heads(network, options), EXIT_UNIT: unit})
 
     def policy(self, network: Network, settings: ThresholdSettings) -> Policy:
         return BERxiTPolicy(network, settings)
 
     def objective(self, options: BERxiTOptions) -> Objective:
-        """The sum of all exits, and the unit by how wrong they are. (In a pair there is nothing to alternate.)"""
+        """Return the summed loss of all exits and the loss of the unit; in a pair, every step uses it."""
 
-        def learn(net: Network, made: LayerStates, batch: Batch) -> Tensor:
+        def loss(net: Network, states: LayerStates, batch: Batch) -> Tensor:
             exits = len(net.exit_heads) + 1
-            return exits * weighted_exit_loss(net, options, made, batch) + _unit_loss(net, made, batch)
+            return exits * weighted_exit_loss(net, options, states, batch) + exit_unit_loss(net, states, batch)
 
-        return learn
+        return loss
 
     def stages(self, network: Network, options: BERxiTOptions) -> list[Stage]:
-        """Alternating training; the backbone alone before that if asked."""
+        """Return alternating training, by option after fine-tuning the backbone alone."""
         stage = AlternatingStage(
             network, "alternating", options.head_lr, objective=self.objective(options), hooks=joint_hooks(options)
         )

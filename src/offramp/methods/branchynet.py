@@ -1,10 +1,12 @@
-"""BranchyNet (Teerapittayanon et al. 2016): joint training of all exits, leave when entropy is low.
+"""BranchyNet (Teerapittayanon et al. 2016): all exits are trained together; a row exits where entropy is low.
 
-What it does: an off-ramp after every layer (and on the embeddings), all trained together with the backbone by a
-weighted sum of losses; at run time a row leaves at the first off-ramp whose entropy is below the threshold.
-Modifications from the paper: made for Transformer encoders; weights default to i/Σi instead of 1; the last exit is
-never tested against a threshold; off-ramp 0.
-Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep tests confidence instead of entropy.
+What it does: an exit head after every layer (and on the embeddings), all trained with the backbone by a weighted sum of
+losses; at run time a row exits at the first exit whose entropy is below the threshold.
+
+Modifications (ours, not the paper's): Transformer encoders instead of convolutional networks; weights are i/Σi by
+default instead of 1; the last exit is never compared with a threshold; exit 0, on the embeddings.
+
+Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep compares confidence instead of entropy.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""DeeBERT (Xin et al. 2020): fine-tune, freeze, then train the off-ramps; leave when entropy is low.
+"""DeeBERT (Xin et al. 2020): fine-tune, freeze, then train the exit heads; a row exits where entropy is low.
 
-What it does: stage 1 fine-tunes the model as usual; stage 2 freezes it and trains only the off-ramps, each on its own
-loss. At run time a row leaves at the first off-ramp whose entropy, in nats, is below the threshold.
-Modifications from the paper and its code: the backbone is in evaluation mode and without gradients while off-ramps
-train (the code left dropout on and let clipping see frozen gradients); the last exit is the fine-tuned head and is
-never tested; off-ramps pool as `pool` says; off-ramp 0; entropy that neither overflows nor becomes NaN.
-Relations: BranchyNet with a frozen backbone, so the full model keeps its accuracy and early exits are weaker.
+What it does: stage 1 fine-tunes the model as usual; stage 2 freezes it and trains the exit heads only, each by its own
+loss. At run time a row exits at the first exit whose entropy, in nats, is below the threshold.
+
+Modifications (ours, not the paper's or its code's):
+- while exit heads are trained, the backbone is in evaluation mode and without gradients (the code leaves dropout on and
+  lets gradient clipping see frozen parameters);
+- the last exit is the fine-tuned head and is never compared with a threshold;
+- exit heads pool as `pool` says; exit 0, on the embeddings;
+- an entropy that neither overflows nor becomes NaN.
+
+Relations: BranchyNet with a frozen backbone, so that the full model keeps its accuracy and early exits are weaker.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ class DeeBERT(DepthMethod):
         return detached_exits_objective(sum_of_exit_losses)
 
     def stages(self, network: Network, options: ExitOptions) -> list[Stage]:
-        """Two: fine-tune (shared with every run that starts from the same weights), then off-ramps."""
+        """Return fine-tuning, which runs that start from the same weights can share, and training of the exit heads."""
         return [
             Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),

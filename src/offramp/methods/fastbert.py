@@ -1,12 +1,16 @@
-"""FastBERT (Liu et al. 2020): fine-tune, then the model teaches its own exits; leave when normalised entropy is low.
+"""FastBERT (Liu et al. 2020): fine-tune, then distil the model into its exits; exit where normalised entropy is low.
 
-What it does: stage 1 fine-tunes the model; stage 2 freezes it and trains every off-ramp to give the last exit's
-distribution, which needs no labels: with `--init RUN`, rows without any will do. Off-ramps attend over all tokens at
-width 128. At run time a row leaves at the first off-ramp whose entropy, divided by its maximum, is below the threshold
-(the paper calls it Speed).
-Modifications from the paper and its code: forward KL(teacher ‖ student), as the code computes and the paper does not
-print; the teacher runs without dropout; the learning rate falls over stage 2's own steps; pooling over the right axis.
-Relations: DeeBERT with heavier heads and distillation for labels; `heads=light` uses the ordinary off-ramps.
+What it does: stage 1 fine-tunes the model; stage 2 freezes it and trains every exit head to give the last exit's
+distribution, which needs no labels (with `--init RUN`, unlabelled rows suffice). Exit heads attend over all tokens at
+width 128. At run time a row exits at the first exit whose entropy, divided by its maximum, is below the threshold
+(which the paper calls Speed).
+
+Modifications (ours, not the paper's or its code's): forward KL(teacher ‖ student), which the code computes but the
+paper does not print; the teacher runs without dropout; the learning rate falls over the steps of stage 2 alone; pooling
+over the right axis.
+
+Relations: DeeBERT with larger heads and with distillation instead of labels; `heads=light` uses the ordinary exit
+heads.
 """
 
 from __future__ import annotations
@@ -41,13 +45,13 @@ WIDTH, HEADS = 128, 2
 
 @dataclass(frozen=True)
 class FastBERTOptions(ExitOptions):
-    """Which heads."""
+    """Which exit heads are built."""
 
     heads: Literal["attending", "light"] = "attending"
 
 
 class AttendingExitHead(nn.Module):
-    """Narrow, attend over all tokens, pool, answer."""
+    """Exit head that narrows states, attends over all tokens, pools and classifies."""
 
     def __init__(self, hidden: int, outputs: int, per_token: bool) -> None:
         super().__init__()
@@ -58,14 +62,15 @@ class AttendingExitHead(nn.Module):
         self.cost = HeadCost(*cost, pair=2 * WIDTH)
 
     def forward(self, packed: Packed) -> Tensor:
-        """Logits per row, or per token."""
+        """Return logits per row, or per token."""
         x = torch.tanh(self.narrow(packed.states))
         q, k, v = self.mix(x).chunk(3, dim=1)
-        there = None if self.per_token else packed.tokens.get(PRESENT)  # of a pair, while tokens fade in training
-        bias = None if there is None else there.clamp(min=1e-6).log()
+        # in a pair with a length method, tokens are partly present while it trains
+        present = None if self.per_token else packed.tokens.get(PRESENT)
+        bias = None if present is None else present.clamp(min=1e-6).log()
         mixed, _ = attend(q, k, v, packed.layout, AttentionOptions(HEADS, key_bias=bias))
-        seen = packed.with_states(self.out(mixed))
-        logits: Tensor = self.project(torch.tanh(self.dense(seen.states if self.per_token else seen.mean())))
+        output = packed.with_states(self.out(mixed))
+        logits: Tensor = self.project(torch.tanh(self.dense(output.states if self.per_token else output.mean())))
         return logits
 
 
@@ -77,7 +82,6 @@ class FastBERT(DepthMethod):
     space = ThresholdSpace("threshold", full_value=0.0, unit="normalised")
 
     def modules(self, network: Network, options: FastBERTOptions) -> nn.ModuleDict:
-        """An off-ramp per layer."""
         if options.heads == "light":
             return exit_modules(network, options)
         hidden, outputs = network.encoder.hidden, network.task.outputs
@@ -91,7 +95,7 @@ class FastBERT(DepthMethod):
         return detached_exits_objective(self_distillation)
 
     def stages(self, network: Network, options: FastBERTOptions) -> list[Stage]:
-        """Two: fine-tune, then self-distillation."""
+        """Return fine-tuning and self-distillation."""
         return [
             Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
             ExitHeadStage(

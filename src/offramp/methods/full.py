@@ -1,7 +1,8 @@
-"""No adaptivity: ordinary fine-tuning, all layers, all tokens.
+"""The plain model: ordinary fine-tuning, all layers, all tokens.
 
-What it does: the plain model through the packed loop. Every other method is measured against it.
-Relations: the first stage of the two-stage methods; `--init` lets them start from a run of this one.
+What it does: runs the model through the packed loop without any decision. Every other method is measured against it.
+
+Relations: its training is the first stage of methods with two stages, which `--init` lets start from a run of this one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from offramp.training.stage import Stage
 
 @dataclass(frozen=True)
 class FullOptions:
-    """How it is trained."""
+    """How the model is trained."""
 
     head_lr: float = 5e-4
 
@@ -35,14 +36,13 @@ class Full(Method):
     decodes = True
 
     def modules(self, network: Network, options: FullOptions) -> nn.ModuleDict:
-        """Nothing is added."""
         return nn.ModuleDict()
 
     def policy(self, network: Network, settings: NoSettings) -> Policy:
         return Policy()
 
     def stages(self, network: Network, options: FullOptions) -> list[Stage]:
-        """One: fine-tune, or for a task that says sentences teach them word by word."""
+        """Return fine-tuning; of a translation model, by teacher forcing."""
         if network.decoder is not None:
             return translation_stages(network, options.head_lr)
         return [Stage(network, head_lr=options.head_lr)]

@@ -1,14 +1,17 @@
-"""Head pruning (Michel et al. 2019): heads whose gate matters least to the loss go for good, the rest is re-trained.
+"""Head pruning (Michel et al. 2019): attention heads that matter least are removed, and the rest is trained again.
 
-What it does: the model is fine-tuned; over some training rows, one at a time, the importance of every head is summed
-up as |∂loss/∂gate| of a gate on its output; the least important heads of all layers together are removed until a share
-`heads` is left (of every layer at least one), and what is left is fine-tuned again. With `neurons` below 1 neurons of
-the feed-forward halves go in the same way, by which any share of the compute can be reached.
-Modifications from the paper: all heads go in one step; re-training, which the paper leaves out; neurons.
+What it does: the model is fine-tuned; over some training rows, one at a time, the importance of every head is summed as
+|∂loss/∂gate| of a gate on its output; the least important heads of all layers together are removed until a share
+`heads` is left (at least one in every layer), and what is left is fine-tuned again. With `neurons` below 1, neurons of
+the feed-forward halves are removed in the same way, so that any share of the compute can be reached.
+
+Modifications (ours, not the paper's): all heads are removed in one step; training afterwards, which the paper leaves
+out; neurons.
+
 Relations: a static baseline like `truncate` and `layerdrop`; its cost is counted against the model it was cut from. The
-folder's weights are whole, with zeros where a removed head or neuron would answer, so plain transformers gives the same
-answers; here the layers are narrowed when the folder is loaded, so that time is saved too. Layers that share parameters
-(ALBERT) lose the same heads.
+folder holds the weights of all heads, with zeros where a removed head or neuron is projected back, so that plain
+transformers gives the same answers; here layers are narrowed when the folder is loaded, so that time is saved too.
+Layers that share parameters (ALBERT) lose the same heads.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ FILE = "importance.safetensors"
 
 @dataclass(frozen=True)
 class HeadPruningOptions:
-    """How much stays, and how it is chosen."""
+    """How much is kept, and how it is chosen."""
 
-    heads: float = 0.5  # share of the heads that stay
-    neurons: float = 1.0  # share of the feed-forward neurons that stay
-    per_layer: bool = True  # importance is divided by its norm in each layer, as in the paper
-    rows: int = 512  # training rows that importance is summed up over
+    heads: float = 0.5  # share of the heads that are kept
+    neurons: float = 1.0  # share of the feed-forward neurons that are kept
+    per_layer: bool = True  # divide importance by its norm in each layer, as in the paper
+    rows: int = 512  # training rows over which importance is summed
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -50,11 +53,13 @@ class HeadPruningOptions:
             if not 0.0 < share <= 1.0:
                 raise OfframpError(f"a share of {name} to keep", f"{name}={share}", "use above 0 up to 1, e.g. 0.5")
         if self.rows < 1:
-            raise OfframpError("training rows to judge heads by", f"rows={self.rows}", "use 1 or more, e.g. 512")
+            raise OfframpError(
+                "a number of training rows to measure importance on", f"rows={self.rows}", "use 1 or more, e.g. 512"
+            )
 
 
-class Kept(nn.Module):
-    """Which heads and neurons are left, saved with the model."""
+class KeptHeads(nn.Module):
+    """Which heads and neurons are kept; saved with the model."""
 
     heads: Tensor  # [distinct layers, heads] bool
     neurons: Tensor  # [distinct layers, neurons] bool
@@ -66,8 +71,8 @@ class Kept(nn.Module):
         self.register_buffer("neurons", torch.ones(len(layers), wide, dtype=torch.bool))
 
 
-def distinct(network: Network) -> list[PrunableLayer]:
-    """The layers that have parameters of their own, once each."""
+def distinct_layers(network: Network) -> list[PrunableLayer]:
+    """Return the layers that have parameters of their own, once each."""
     found = {id(layer): layer for layer in network.encoder.layers if isinstance(layer, PrunableLayer)}
     if not found:
         asked, given = "to prune heads", f"a {network.hf.config.model_type} model, whose layers cannot be narrowed"
@@ -76,19 +81,19 @@ def distinct(network: Network) -> list[PrunableLayer]:
 
 
 def importance(network: Network, data: Data, rows: int) -> tuple[Tensor, Tensor]:
-    """Σ over rows of |∂loss/∂gate| for every head and every neuron of every distinct layer.
+    """Return Σ over rows of |∂loss/∂gate| for every head and every neuron of every distinct layer.
 
-    A gate on a head's output scales the columns it owns in the output projection, so its derivative is read off the
-    gradient of those columns: no gate is ever built.
+    A gate on a head's output scales the head's columns of the output projection, so that its derivative follows from
+    the gradient of those columns, and no gate has to be built.
     """
     network.eval()
-    layers = distinct(network)
+    layers = distinct_layers(network)
     weights = [linear.weight.requires_grad_(True) for layer in layers for linear in layer.output_projections()]
     heads, neurons = torch.zeros(len(layers), layers[0].heads), torch.zeros(len(layers), weights[1].shape[1])
     for row in range(0, len(data.encoded), -(-len(data.encoded) // rows)):  # evenly spread: files may be sorted
-        made = build_batch(network.task, data, [row], seed=0).to(network.device)
+        batch = build_batch(network.task, data, [row], seed=0).to(network.device)
         loss = exit_loss(
-            network, network.depth, forward_all_layers(network.encoder, made.packed).after(network.depth), made
+            network, network.depth, forward_all_layers(network.encoder, batch.packed).after(network.depth), batch
         )
         grads = torch.autograd.grad(loss, weights)
         scaled = [(weight * grad).sum(0).detach().cpu() for weight, grad in zip(weights, grads, strict=True)]
@@ -97,20 +102,20 @@ def importance(network: Network, data: Data, rows: int) -> tuple[Tensor, Tensor]
     return heads, neurons
 
 
-def chosen(scores: Tensor, share: float, per_layer: bool) -> Tensor:
-    """The most important of all layers together, and of every layer at least one."""  # [layers, n] bool
+def most_important(scores: Tensor, share: float, per_layer: bool) -> Tensor:
+    """Return the most important heads of all layers together, at least one in every layer."""  # [layers, n] bool
     if per_layer:
         scores = scores / scores.norm(dim=1, keepdim=True).clamp(min=1e-12)
     first = torch.zeros_like(scores).scatter(1, scores.argmax(1, keepdim=True), torch.inf)
-    most = max(len(scores), round(share * scores.numel()))
+    count = max(len(scores), round(share * scores.numel()))
     kept = torch.zeros(scores.numel(), dtype=torch.bool)
-    kept[(scores + first).reshape(-1).argsort(descending=True, stable=True)[:most]] = True
+    kept[(scores + first).reshape(-1).argsort(descending=True, stable=True)[:count]] = True
     return kept.view_as(scores)
 
 
 @dataclass
-class Pruned(Stage):
-    """Removes what matters least, then fine-tunes the rest."""
+class PrunedStage(Stage):
+    """Removes the least important heads and neurons, then fine-tunes the rest."""
 
     options: HeadPruningOptions = field(kw_only=True)
 
@@ -118,23 +123,23 @@ class Pruned(Stage):
         path, options = folder / FILE, self.options
         if not path.is_file():
             found = importance(self.network, data, options.rows)
-            fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may make the same file
+            fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
             save_file(dict(zip(("heads", "neurons"), found, strict=True)), fresh)
             fresh.replace(path)
         scores, kept = load_file(path), self.network.added["kept"]
-        assert isinstance(kept, Kept)
-        kept.heads.copy_(chosen(scores["heads"], options.heads, options.per_layer))
-        kept.neurons.copy_(chosen(scores["neurons"], options.neurons, options.per_layer))
-        silence(self.network)
+        assert isinstance(kept, KeptHeads)
+        kept.heads.copy_(most_important(scores["heads"], options.heads, options.per_layer))
+        kept.neurons.copy_(most_important(scores["neurons"], options.neurons, options.per_layer))
+        zero_removed(self.network)
         narrow(self.network)
 
 
-def silence(network: Network) -> None:
-    """Zeros where removed heads and neurons are projected back: the whole weights are then the pruned model's."""
+def zero_removed(network: Network) -> None:
+    """Set the output weights of removed heads and neurons to zero, so that the whole weights give the same model."""
     kept = network.added["kept"]
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, KeptHeads)
     with torch.no_grad():
-        for layer, heads, neurons in zip(distinct(network), kept.heads, kept.neurons, strict=True):
+        for layer, heads, neurons in zip(distinct_layers(network), kept.heads, kept.neurons, strict=True):
             out, down = layer.output_projections()
             out.weight[:, ~heads.repeat_interleave(out.in_features // len(heads))] = 0.0
             down.weight[:, ~neurons] = 0.0
@@ -143,9 +148,9 @@ def silence(network: Network) -> None:
 def narrow(network: Network) -> None:
     """Let layers compute only the heads and neurons that are kept."""
     kept = network.added["kept"]
-    assert isinstance(kept, Kept)
-    for layer, heads, neurons in zip(distinct(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
-        layer.prune(heads, neurons)
+    assert isinstance(kept, KeptHeads)
+    for layer, heads, neurons in zip(distinct_layers(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
+        layer.narrow(heads, neurons)
 
 
 class HeadPruning(Method):
@@ -157,17 +162,16 @@ class HeadPruning(Method):
     space = FixedSpace()
 
     def modules(self, network: Network, options: HeadPruningOptions) -> nn.ModuleDict:
-        """The masks of what is left; everything, until it is pruned."""
-        return nn.ModuleDict({"kept": Kept(distinct(network))})
+        return nn.ModuleDict({"kept": KeptHeads(distinct_layers(network))})
 
     def policy(self, network: Network, settings: NoSettings) -> Policy:
         return Policy()
 
     def stages(self, network: Network, options: HeadPruningOptions) -> list[Stage]:
-        """Fine-tune, then prune and fine-tune again."""
+        """Return fine-tuning, then pruning with further fine-tuning."""
         return [
             Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
-            Pruned(network, "fine-tune pruned", options.head_lr, options=options),
+            PrunedStage(network, "fine-tune pruned", options.head_lr, options=options),
         ]
 
     def prepare(self, network: Network, options: HeadPruningOptions) -> None:

@@ -1,9 +1,11 @@
-"""LayerDrop (Fan et al. 2020): train with layers left out at random, then keep only some of them.
+"""LayerDrop (Fan et al. 2020): layers are skipped at random in training; at run time only some of them are executed.
 
 What it does: in training every layer is skipped with probability `rate` for the whole batch; at run time only `layers`
 of them, evenly spread, are executed for every row.
-Modifications from the paper: dropping only while fine-tuning (the paper drops in pre-training too).
-Relations: a static baseline that every adaptive method must beat; `truncate` keeps the first layers instead.
+
+Modifications (ours, not the paper's): layers are dropped in fine-tuning only (in the paper also in pre-training).
+
+Relations: a static baseline for adaptive methods; `truncate` keeps the first layers instead.
 """
 
 from __future__ import annotations
@@ -39,18 +41,18 @@ class LayerDropSettings:
 
 @dataclass(frozen=True)
 class LayerDropOptions:
-    """How it is trained."""
+    """How LayerDrop is trained."""
 
     rate: float = 0.2
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < 1.0:
-            raise OfframpError("a share of layers to leave out", f"rate={self.rate}", "use 0 up to below 1, e.g. 0.2")
+            raise OfframpError("a share of layers to skip", f"rate={self.rate}", "use 0 up to below 1, e.g. 0.2")
 
 
 class LayerDropPolicy(Policy):
-    """In a layer that is left out every token is idle."""
+    """Makes every token idle in layers that are skipped."""
 
     def __init__(self, network: Network, settings: LayerDropSettings) -> None:
         if settings.layers > network.depth:
@@ -58,29 +60,31 @@ class LayerDropPolicy(Policy):
             raise OfframpError("a number of layers to keep", given, f"this model has {network.depth}")
         kept = settings.layers or network.depth
         self.kept = {round((i + 1) * network.depth / kept) for i in range(kept)}
-        self.everything = len(self.kept) >= network.depth
+        self.keeps_all = len(self.kept) >= network.depth
 
     def needs(self, layer: int) -> Needs:
-        return Needs(before_layer=not self.everything)
+        return Needs(before_layer=not self.keeps_all)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        if not self.everything:
+        if not self.keeps_all:
             gate = torch.full_like(s.packed.tokens[ORIGIN], float(layer in self.kept), dtype=torch.float32)
             s.packed = s.packed.with_tokens(gate=gate)
         return None
 
 
 @dataclass
-class Dropping(Stage):
-    """Fine-tuning in which layers are left out at random."""
+class LayerDropStage(Stage):
+    """Fine-tuning in which layers are skipped at random."""
 
     rate: float = 0.2
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         depth = self.network.depth
-        out = (torch.rand(depth) < self.rate).tolist()
-        made = forward_all_layers(self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: out[layer - 1]))
-        loss = exit_loss(self.network, depth, made.after(depth), batch)
+        skipped = (torch.rand(depth) < self.rate).tolist()
+        states = forward_all_layers(
+            self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: skipped[layer - 1])
+        )
+        loss = exit_loss(self.network, depth, states.after(depth), batch)
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -94,12 +98,10 @@ class LayerDrop(Method):
     space = IntegerSpace("layers", full_value=0, replay=False)
 
     def modules(self, network: Network, options: LayerDropOptions) -> nn.ModuleDict:
-        """Nothing is added."""
         return nn.ModuleDict()
 
     def policy(self, network: Network, settings: LayerDropSettings) -> Policy:
         return LayerDropPolicy(network, settings)
 
     def stages(self, network: Network, options: LayerDropOptions) -> list[Stage]:
-        """One: fine-tune with dropping."""
-        return [Dropping(network, "fine-tune with layer drop", options.head_lr, rate=options.rate)]
+        return [LayerDropStage(network, "fine-tune with layer drop", options.head_lr, rate=options.rate)]

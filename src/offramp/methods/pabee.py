@@ -1,11 +1,14 @@
-"""PABEE (Zhou et al. 2020): patience, leave when consecutive exits agree.
+"""PABEE (Zhou et al. 2020): patience; a row exits when consecutive exits agree.
 
-What it does: all exits train together (weights i/Σi); at run time a row leaves once its answer has stayed the same at
-`patience` consecutive comparisons of neighbouring exits. Numbers agree when they differ by less than `tolerance`.
-Modifications from the paper: every row counts for itself (the published code waits for the whole batch); each off-ramp
-has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the last exit is the
-model's own head; off-ramp 0 counts as an exit.
-Relations: needs no distribution over answers, so it serves regression too, as BERxiT does, which learns when to leave.
+What it does: all exits are trained together (weights i/Σi); at run time a row exits once its answer has stayed the same
+in `patience` consecutive comparisons of neighbouring exits. Numbers agree when they differ by less than `tolerance`.
+
+Modifications (ours, not the paper's or its code's): every row has its own count (the published code waits for the whole
+batch); each exit has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the
+last exit is the model's own head; exit 0, on the embeddings, counts as an exit.
+
+Relations: needs no distribution over answers, so that it also serves regression, as BERxiT does, which learns when to
+exit.
 """
 
 from __future__ import annotations
@@ -15,24 +18,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offramp.core.columns import PATIENCE
+from offramp.core.columns import PATIENCE, Column
 from offramp.core.loop import State
 from offramp.core.policy import Needs, Policy
 from offramp.core.rules import ExitRule
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
-from offramp.methods._shared.token_memory import note
+from offramp.methods._shared.token_memory import remember
 from offramp.nn.confidence import same_answers
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace
 
+PREVIOUS_LOGITS = Column("previous_logits", torch.float32, None, "logits of the exit before, per row or per token")
+STREAK = Column("streak", torch.int64, None, "how many consecutive comparisons of exits agreed")
+
 
 @dataclass(frozen=True)
 class PABEESettings:
-    """How many times in a row neighbouring exits must agree; 0 never leaves early."""
+    """How many consecutive comparisons of neighbouring exits must agree; 0 never exits early."""
 
     patience: int = 0
-    tolerance: float = 0.1  # regression: how close two numbers are the same
+    tolerance: float = 0.1  # regression: two numbers agree when they differ by less
 
     def __post_init__(self) -> None:
         if self.patience < 0 or self.tolerance <= 0:
@@ -41,7 +47,7 @@ class PABEESettings:
 
 
 class PABEEPolicy(Policy):
-    """What the last exit said and how often it agreed travel with the row."""
+    """Keeps the logits of the previous exit and the number of consecutive agreements in columns."""
 
     def __init__(self, network: Network, settings: PABEESettings, reads_rows: bool = False) -> None:
         self.network, self.task, self.exits = network, network.task, frozenset(network.exit_heads)
@@ -70,13 +76,13 @@ class PABEEPolicy(Policy):
         logits, packed = s.logits(), s.with_dropped_tokens() if s.exit_heads.per_token else s.packed
         columns = packed.tokens if s.exit_heads.per_token else packed.rows
         streak = torch.zeros(packed.count, dtype=torch.int64, device=logits.device)
-        if "said" in columns:
-            same = same_answers(self.task, columns["said"], logits, packed, self.settings.tolerance)
-            streak = torch.where(same, s.packed.rows["streak"] + 1, 0)
+        if PREVIOUS_LOGITS in columns:
+            same = same_answers(self.task, columns[PREVIOUS_LOGITS], logits, packed, self.settings.tolerance)
+            streak = torch.where(same, s.packed.rows[STREAK] + 1, 0)
         if s.exit_heads.per_token:
-            note(s, "said", logits)
+            remember(s, PREVIOUS_LOGITS, logits)
         else:
-            s.packed = s.packed.with_rows(said=logits)
+            s.packed = s.packed.with_rows(previous_logits=logits)
         s.packed = s.packed.with_rows(streak=streak)
         if not self.reads_rows:
             return streak >= self.settings.patience
@@ -84,7 +90,7 @@ class PABEEPolicy(Policy):
         return (patience > 0) & (streak >= patience)
 
     def reason(self, layer: int, s: State) -> str:
-        streak = s.packed.rows.get("streak")
+        streak = s.packed.rows.get(STREAK)
         return "" if streak is None else f"agreed {int(streak[0])} of {self.settings.patience} times"
 
 

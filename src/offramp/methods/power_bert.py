@@ -1,20 +1,27 @@
-"""PoWER-BERT (Goyal et al. 2020): learn how many tokens each layer needs, then keep those that matter most.
+"""PoWER-BERT (Goyal et al. 2020): learns how many tokens each layer needs, then keeps the most significant ones.
 
 What it does: between attention and feed-forward a layer keeps a fixed number of tokens, those with the highest
-significance (attention received from the others). Three stages: fine-tune; search, where the token of rank k is scaled
-by a weight r_k in 0…1 and Σ penalty·layer·‖r‖₁ pushes weights down, after which a layer's count is the sum of its
-weights; re-train with the counts fixed and tokens really gone. A row shorter than a count keeps all it has.
-Modifications from the paper and its code: tokens really leave at any batch size; padding never takes part, so ranks no
-training row reaches start at 0; weights fall on their own learning rate without weight decay; counts travel with the
-model; a run-time `scale` shrinks them all, so that one training gives a short curve (the paper's curve is one training
-for each penalty: share the first stage with --init).
-Relations: Length-Adaptive drops by the same scores but trains once for all lengths; `counts=…` skips the search.
+significance (attention received from the others). Three stages: fine-tuning; search, in which the token of rank k is
+scaled by a weight r_k in 0…1 and Σ penalty·layer·‖r‖₁ reduces the weights, after which a layer's count is the sum of
+its weights; training with fixed counts and tokens really dropped. A row shorter than a count keeps all its tokens.
+
+Modifications (ours, not the paper's or its code's):
+- tokens are really dropped at any batch size;
+- padding never takes part, so that ranks which no training row reaches start at 0;
+- weights have a learning rate of their own and no weight decay;
+- counts are stored with the model;
+- a run-time `scale` shrinks all counts, so that one training gives a short curve (the paper's curve is one training for
+  each penalty; share the first stage with --init).
+
+Relations: the Length-Adaptive Transformer drops by the same scores but is trained once for all lengths. `counts=…`
+skips the search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +33,7 @@ from offramp.core.loop import State
 from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
-from offramp.methods._shared.lengths import best, check_depth, ranks
+from offramp.methods._shared.lengths import best_tokens, check_depth, token_ranks
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
@@ -38,7 +45,7 @@ from offramp.training.stage import Backward, ParameterGroups, Stage
 
 @dataclass(frozen=True)
 class PoWERBERTSettings:
-    """Every layer keeps this share of what it was trained to keep."""
+    """The share of its trained count that every layer keeps."""
 
     scale: float = 1.0
 
@@ -50,11 +57,11 @@ class PoWERBERTSettings:
 
 @dataclass(frozen=True)
 class PoWERBERTOptions:
-    """How counts are found: the larger the penalty, the fewer tokens stay."""
+    """How counts are found: the larger the penalty, the fewer tokens are kept."""
 
     penalty: float = 1e-3
-    soft_lr: float = 5e-3  # of the rank weights
-    counts: tuple[float, ...] = ()  # tokens each layer keeps: re-train for these instead of searching
+    soft_lr: float = 5e-3  # learning rate of the rank weights
+    counts: tuple[float, ...] = ()  # tokens that each layer keeps; given, they are not searched
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -63,12 +70,12 @@ class PoWERBERTOptions:
             raise OfframpError("a penalty and a learning rate", given, "use e.g. penalty=0.001, soft_lr=0.005")
         if any(not n >= 1 or n % 1 != 0 for n in self.counts) or list(self.counts) != sorted(self.counts, reverse=True):
             given = ",".join(f"{n:g}" for n in self.counts)
-            fix = "give whole numbers of 1 or more, none above the one before, e.g. 60,40,20"
+            fix = "give whole numbers of 1 or more, none larger than the one before, e.g. 60,40,20"
             raise OfframpError("counts of tokens that fall with depth", given, fix)
 
 
 class Retention(nn.Module):
-    """Weights by layer and rank (training), and the counts they led to (run time)."""
+    """Weights by layer and rank (for training), and the counts that follow from them (for run time)."""
 
     counts: Tensor  # [layers] int64
 
@@ -79,27 +86,28 @@ class Retention(nn.Module):
 
     @torch.no_grad()
     def clip(self) -> None:
-        """Weights back into 0…1 after an update."""
+        """Clip weights to 0…1 after an update."""
         self.weights.clamp_(0.0, 1.0)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Counts from weights: what each layer's sum to, never growing with depth."""
+    def update_counts(self) -> None:
+        """Set each layer's count to the sum of its weights, never growing with depth."""
         sums = self.weights.clamp(0.0, 1.0).double().sum(1).add(1e-6).floor().long().clamp(min=1)
         self.counts.copy_(sums.cummin(0).values)
 
 
-def _retention(network: Network) -> Retention:
+def retention(network: Network) -> Retention:
+    """Return the weights and counts of a network."""
     found = network.added["retention"]
     assert isinstance(found, Retention)
     return found
 
 
 class PoWERBERTPolicy(Policy):
-    """The first token and the most significant others go on."""
+    """Keeps the first token and the most significant others."""
 
     def __init__(self, network: Network, settings: PoWERBERTSettings) -> None:
-        kept = _retention(network)
+        kept = retention(network)
         self.scale, self.counts = settings.scale, [kept.weights.shape[1], *kept.counts.tolist()]
 
     def needs(self, layer: int) -> Needs:
@@ -112,12 +120,12 @@ class PoWERBERTPolicy(Policy):
         original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]
         full = original.clamp(max=self.counts[layer])
         kept = torch.ceil(full.double() * self.scale - 1e-9).long().clamp(min=1)
-        return best(s.packed, scores.columns - scores.diagonal, kept, first=True)
+        return best_tokens(s.packed, scores.columns - scores.diagonal, kept, first=True)
 
 
 @dataclass
-class Search(Stage):
-    """Ranks are weighed, and weights cost."""
+class RankSearchStage(Stage):
+    """Scales tokens by weights of their ranks, and penalises the weights."""
 
     options: PoWERBERTOptions = field(kw_only=True)
     objective: Objective = last_exit_loss
@@ -127,7 +135,7 @@ class Search(Stage):
         return list(self.network.named_parameters())
 
     def optimisers(self, lr: float) -> list[ParameterGroups]:
-        own = _retention(self.network).weights
+        own = retention(self.network).weights
         (groups,) = super().optimisers(lr)
         rest = [{**group, "params": [p for p in group["params"] if p is not own]} for group in groups]
         weights = {"params": [own], "lr": self.options.soft_lr, "weight_decay": 0.0}
@@ -136,39 +144,37 @@ class Search(Stage):
     def prepare(self, data: Data, folder: Path) -> None:
         self.longest = max(len(e.ids) for e in data.encoded)
         with torch.no_grad():
-            _retention(self.network).weights[:, self.longest :] = 0.0
+            retention(self.network).weights[:, self.longest :] = 0.0
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        kept, net = _retention(self.network), self.network
-        kept.clip()
-        soft = ForwardHooks(
-            scores=lambda _: True, after_attention=lambda layer, made, x: _weighed(kept, layer, made, x)
-        )
-        fit = self.objective(net, forward_all_layers(net.encoder, batch.packed, soft), batch)
-        grows = torch.arange(1, net.depth + 1, device=kept.weights.device)
-        held = kept.weights[:, : self.longest].sum(1)  # ranks that no row has would only be clipped for
-        loss = fit + self.options.penalty * (held * grows).sum()
-        backward(loss)
-        return {"loss": fit.detach()}
+        ranks, net = retention(self.network), self.network
+        ranks.clip()
+        hooks = ForwardHooks(scores=lambda _: True, after_attention=partial(scale_by_rank, ranks))
+        loss = self.objective(net, forward_all_layers(net.encoder, batch.packed, hooks), batch)
+        layers = torch.arange(1, net.depth + 1, device=ranks.weights.device)
+        sums = ranks.weights[:, : self.longest].sum(1)  # ranks that no row has would only increase gradient clipping
+        backward(loss + self.options.penalty * (sums * layers).sum())
+        return {"loss": loss.detach()}
 
     def policy(self) -> Policy:
-        """As the model would run if the search ended here."""
-        _retention(self.network).settle()
+        """Return the policy of the counts at this point of the search."""
+        retention(self.network).update_counts()
         return PoWERBERTPolicy(self.network, PoWERBERTSettings())
 
     def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
-        """The last epoch: counts are what all the penalties led to."""
+        """Return the last epoch, in which the penalty has had its full effect."""
         return len(history) - 1
 
 
-def _weighed(kept: Retention, layer: int, made: LayerStates, x: Tensor) -> Tensor:
-    scores = made.scores[layer]
-    place = ranks(made.packed, scores.columns - scores.diagonal, first=False)
-    return x * kept.weights[layer - 1][place].to(x.dtype)[:, None]
+def scale_by_rank(ranks: Retention, layer: int, states: LayerStates, x: Tensor) -> Tensor:
+    """Return states that are multiplied by the weights of their tokens' ranks."""  # [tokens, hidden]
+    scores = states.scores[layer]
+    rank = token_ranks(states.packed, scores.columns - scores.diagonal, first=False)
+    return x * ranks.weights[layer - 1][rank].to(x.dtype)[:, None]
 
 
-class Retrain(DroppingStage):
-    """Fine-tuning with the counts in force."""
+class FixedCountsStage(DroppingStage):
+    """Fine-tuning with tokens dropped to the counts."""
 
     frozen_prefixes = ("added.retention.",)
 
@@ -187,7 +193,6 @@ class PoWERBERT(LengthMethod):
     hf_equal = False
 
     def modules(self, network: Network, options: PoWERBERTOptions) -> nn.ModuleDict:
-        """Rank weights and counts."""
         check_depth("counts", options.counts, network.depth, "leave counts out: training finds them")
         return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
 
@@ -195,15 +200,17 @@ class PoWERBERT(LengthMethod):
         return PoWERBERTPolicy(network, settings)
 
     def stages(self, network: Network, options: PoWERBERTOptions, objective: Objective | None = None) -> list[Stage]:
-        """Three: fine-tune (which `--init` replaces), search (unless counts are given), re-train."""
-        learn, rate = objective or last_exit_loss, options.head_lr
-        search = [Search(network, "search", rate, options=options, objective=learn)] if not options.counts else []
+        """Return fine-tuning (which `--init` replaces), the search (unless counts are given) and the final training."""
+        loss, rate = objective or last_exit_loss, options.head_lr
+        search = (
+            [RankSearchStage(network, "search", rate, options=options, objective=loss)] if not options.counts else []
+        )
         return [
             Stage(network, "fine-tune", rate, fine_tuning=True),
             *search,
-            Retrain(network, "re-train", rate, objective=learn),
+            FixedCountsStage(network, "re-train", rate, objective=loss),
         ]
 
     def about(self, network: Network) -> dict[str, list[int]]:
-        """How many tokens each layer keeps."""
-        return {"counts": _retention(network).counts.tolist()}
+        """Return how many tokens each layer keeps."""
+        return {"counts": retention(network).counts.tolist()}

@@ -1,11 +1,13 @@
-"""Shallow-Deep Networks (Kaya et al. 2019): exit weights that grow during training, leave when confident.
+"""Shallow-Deep Networks (Kaya et al. 2019): exit weights grow during training; a row exits where confidence is high.
 
-What it does: all exits train together with the backbone; off-ramp i weighs min(C_i, 0.01 + progress·C_i) where C_i is
-its share of the full model's depth, so early exits do not disturb the backbone while it is still finding its feet. At
-run time a row leaves at the first off-ramp that gives its best answer more than `confidence`.
-Modifications from the paper: C_i = layer/depth (at least 0.05, for the off-ramp on the embeddings) instead of measured
-operations of convolutional blocks; progress counts steps instead of epochs, of which there are few here.
-Relations: BranchyNet with confidence for entropy and scheduled weights for fixed ones.
+What it does: all exits are trained together with the backbone; exit i has the weight min(C_i, 0.01 + progress·C_i),
+where C_i is its share of the full model's depth, so that early exits hardly disturb the backbone at the beginning. At
+run time a row exits at the first exit whose best answer has a probability above `confidence`.
+
+Modifications (ours, not the paper's): C_i = layer/depth (at least 0.05, for exit 0) instead of measured operations of
+convolutional blocks; progress is counted in steps instead of epochs, of which there are few here.
+
+Relations: BranchyNet with confidence instead of entropy and scheduled instead of fixed weights.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from offramp.training.stage import Stage
 
 @dataclass(frozen=True)
 class ShallowDeepSettings(ThresholdSettings):
-    """`threshold` is on hesitation, 1 − probability of the best answer; `confidence` says the same the other way."""
+    """`threshold` is compared with 1 − the probability of the best answer; `confidence` is 1 − threshold."""
 
-    confidence: float = 0.0  # if above 0, replaces threshold by 1 − confidence
+    confidence: float = 0.0  # if above 0, it replaces the threshold
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +48,7 @@ class ShallowDeepSettings(ThresholdSettings):
 
 
 @dataclass
-class Scheduled(JointStage):
+class GrowingWeightsStage(JointStage):
     """Joint training whose exit weights grow from step to step."""
 
     progress: float = 0.0
@@ -55,15 +57,15 @@ class Scheduled(JointStage):
         self.progress = share
 
     def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
-        return len(history) - 1  # dev rows see the last exit alone, and off-ramps hardly learn before the end
+        return len(history) - 1  # dev rows are scored by the last exit, and early exits are trained most at the end
 
 
-def grown(progress: float, net: Network, made: LayerStates, batch: Batch) -> Tensor:
-    """All exits, weighted as they are at this point of training."""
+def scheduled_exit_loss(progress: float, net: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the loss of all exits, weighted as at this point of training (0…1)."""
     layers = sorted(net.exit_heads)
     share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
     weight = torch.minimum(share, 0.01 + progress * share)
-    losses = exit_losses(net, made, batch, [*layers, net.depth])
+    losses = exit_losses(net, states, batch, [*layers, net.depth])
     return losses @ torch.cat((weight, torch.ones(1))).to(losses)
 
 
@@ -79,16 +81,16 @@ class ShallowDeep(DepthMethod):
         return LeastConfidencePolicy(network, settings)
 
     def objective(self, options: JointOptions) -> Objective:
-        """In a pair the model has found its feet already: weights are fully grown."""
-        return partial(grown, 1.0)
+        """Return the loss with fully grown weights: in a pair the backbone is already fine-tuned."""
+        return partial(scheduled_exit_loss, 1.0)
 
     def stages(self, network: Network, options: JointOptions) -> list[Stage]:
-        """Joint training with growing weights; the backbone alone before that if asked."""
-        stage = Scheduled(
+        """Return joint training with growing weights, by option after fine-tuning the backbone alone."""
+        stage = GrowingWeightsStage(
             network,
             "joint",
             options.head_lr,
-            objective=lambda *given: grown(stage.progress, *given),
+            objective=lambda *inputs: scheduled_exit_loss(stage.progress, *inputs),
             hooks=joint_hooks(options),
         )
         return after_fine_tuning(options, stage)

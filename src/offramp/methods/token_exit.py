@@ -1,11 +1,14 @@
-"""Token-level early exit for tagging (Li et al. 2021, TOKEE): a word stops when its neighbourhood is sure.
+"""Token-level early exit for tagging (Li et al. 2021, TOKEE): a word halts when all words around it are certain.
 
-What it does: an off-ramp after every layer tags all words; a word halts when the largest normalised entropy among the
-words of its window is below the threshold. A halted word keeps its tag, and its state is copied upward, where it still
-serves as key and value; a sentence is done when all its words are.
-Modifications from the paper: exact copies at every layer (the paper re-applies each layer's norm to post-norm states);
-word pieces halt with their word, the first token with its sentence; any batch size; no second self-sampling stage.
-Relations: the exits of BranchyNet taken word by word; Faster-DAT plans what this one decides.
+What it does: an exit head after every layer tags all words; a word halts when the largest normalised entropy among the
+words of its window is below the threshold. A halted word keeps its tag, and its state is copied to the layers above,
+where it still serves as key and value; a sentence is done when all its words are.
+
+Modifications (ours, not the paper's): exact copies at every layer (the paper applies each layer's norm again to
+post-norm states); word pieces halt with their word, the first token with its sentence; any batch size; no second
+self-sampling stage.
+
+Relations: the exits of BranchyNet, word by word; Faster-DAT plans depths that this method decides on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
-from offramp.methods._shared.token_memory import live
+from offramp.methods._shared.token_memory import is_live
 from offramp.nn.confidence import normalised_entropy, tokens_of_certain_words
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
@@ -29,7 +32,7 @@ from offramp.nn.setting_space import ThresholdSpace
 
 @dataclass(frozen=True)
 class TokenExitSettings:
-    """A word halts when the normalised entropy of all words within `window` (itself in the middle) is below this."""
+    """The normalised entropy below which all words of a window must be for the word in its middle to halt."""
 
     threshold: float = 0.0
     window: int = 5
@@ -42,7 +45,7 @@ class TokenExitSettings:
 
 
 class TokenExitPolicy(Policy):
-    """Halts words, and lets a row go when none of its words is left."""
+    """Halts words; a row exits when all of its words have halted."""
 
     def __init__(self, network: Network, settings: TokenExitSettings) -> None:
         self.exits, self.settings = frozenset(network.exit_heads), settings
@@ -54,30 +57,29 @@ class TokenExitPolicy(Policy):
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         if not self.needs(layer).should_exit:
             return None
-        s.answer_tokens(self._sure(s.with_dropped_tokens(), s.logits())[live(s)])
-        left = s.packed.tokens[EXITED_AT]
-        going = torch.bincount(s.packed.row_of_token, weights=(left < 0).float(), minlength=s.packed.count)
-        return going == 0
+        s.answer_tokens(self._halts(s.with_dropped_tokens(), s.logits())[is_live(s)])
+        going = (s.packed.tokens[EXITED_AT] < 0).float()
+        return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
 
-    def _sure(self, packed: Packed, logits: Tensor) -> Tensor:
-        """Tokens of words whose whole neighbourhood is sure; a first token only with its whole row."""  # [tokens]
+    def _halts(self, packed: Packed, logits: Tensor) -> Tensor:
+        """Return the tokens of words whose window is certain; the first token halts with its whole row."""  # [tokens]
         words = packed.tokens[SCORED]
         uncertainty = normalised_entropy(logits)
         if EXITED_AT in packed.tokens:
             uncertainty = torch.where(packed.tokens[EXITED_AT] >= 0, 0.0, uncertainty)
-        sure = _widest(uncertainty[words], packed.row_of_token[words], self.settings.window) < self.settings.threshold
-        return tokens_of_certain_words(sure, packed)
+        largest = largest_in_window(uncertainty[words], packed.row_of_token[words], self.settings.window)
+        return tokens_of_certain_words(largest < self.settings.threshold, packed)
 
 
-def _widest(uncertainty: Tensor, row: Tensor, window: int) -> Tensor:
-    """The largest doubt within each word's window, never looking into another row."""  # [words]
-    most = uncertainty
+def largest_in_window(uncertainty: Tensor, row: Tensor, window: int) -> Tensor:
+    """Return the largest uncertainty within each word's window, which ends at the borders of its row."""  # [words]
+    largest = uncertainty
     for step in range(1, window // 2 + 1):
-        for here, there in ((slice(step, None), slice(None, -step)), (slice(None, -step), slice(step, None))):
-            near = torch.where(row[here] == row[there], uncertainty[there], 0.0)
-            most = most.clone()
-            most[here] = torch.maximum(most[here], near)
-    return most
+        for words, neighbours in ((slice(step, None), slice(None, -step)), (slice(None, -step), slice(step, None))):
+            near = torch.where(row[words] == row[neighbours], uncertainty[neighbours], 0.0)
+            largest = largest.clone()
+            largest[words] = torch.maximum(largest[words], near)
+    return largest
 
 
 class TokenExit(DepthMethod):

@@ -1,8 +1,10 @@
-"""Truncation: keep the first k layers and nothing else, plain or taught by the full model.
+"""Truncation: only the first k layers are kept, plain or distilled from the full model.
 
 What it does: the model's own head is moved to layer `k` and fine-tuned there with the layers below; the layers above
-are never executed. With `distil=true` the full model is fine-tuned first and its answers are what the short one learns.
-Relations: the honest stand-in for DistilBERT and the static baseline at equal cost for every exit; its cost is counted
+are never executed. With `distil=true` the full model is fine-tuned first, and its logits are the targets of the short
+one.
+
+Relations: a stand-in for DistilBERT, and the static baseline at equal cost for every exit method; its cost is counted
 against all layers of the model it was cut from.
 """
 
@@ -31,7 +33,7 @@ from offramp.training.stage import Backward, Stage
 
 @dataclass(frozen=True)
 class TruncateOptions:
-    """How many layers to keep."""
+    """How many layers are kept, and how they are trained."""
 
     k: int = 3
     distil: bool = False
@@ -39,7 +41,7 @@ class TruncateOptions:
 
 
 class TruncatePolicy(Policy):
-    """Everybody leaves at the last layer there is."""
+    """Lets all rows exit at the last layer that is kept."""
 
     def __init__(self, network: Network, settings: NoSettings) -> None:
         self.last = max(network.exit_heads)
@@ -52,32 +54,32 @@ class TruncatePolicy(Policy):
 
 
 @dataclass
-class Short(Stage):
-    """Fine-tuning of the layers that stay, through the moved head."""
+class TruncatedStage(Stage):
+    """Fine-tunes the layers that are kept, through the moved head."""
 
     k: int = field(kw_only=True)
     distil: bool = False
-    taught: TeacherLogits | None = None
+    teacher: TeacherLogits | None = None
 
     def prepare(self, data: Data, folder: Path) -> None:
-        self.taught = teacher_logits(self.network, data, folder) if self.distil else None
+        self.teacher = teacher_logits(self.network, data, folder) if self.distil else None
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         layers = self.network.encoder.layers
         kept = {id(p) for layer in layers[: self.k] for p in layer.parameters()}
-        gone = {id(p) for layer in layers[self.k :] for p in layer.parameters()} - kept
-        return [(name, p) for name, p in super().trainable() if id(p) not in gone]
+        removed = {id(p) for layer in layers[self.k :] for p in layer.parameters()} - kept
+        return [(name, p) for name, p in super().trainable() if id(p) not in removed]
 
     def policy(self) -> Policy:
         return TruncatePolicy(self.network, NoSettings())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        made = forward_all_layers(self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: layer > self.k))
-        if self.taught is None:
-            loss = exit_loss(self.network, self.k, made.after(self.k), batch)
+        states = forward_all_layers(self.network.encoder, batch.packed, ForwardHooks(skip=lambda layer: layer > self.k))
+        if self.teacher is None:
+            loss = exit_loss(self.network, self.k, states.after(self.k), batch)
         else:
-            said = self.network(self.k, made.after(self.k))
-            loss = distillation_loss(self.network, said, self.taught.for_batch(batch), batch.packed)
+            logits = self.network(self.k, states.after(self.k))
+            loss = distillation_loss(self.network, logits, self.teacher.for_batch(batch), batch.packed)
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -92,7 +94,6 @@ class Truncate(Method):
     hf_equal = False
 
     def modules(self, network: Network, options: TruncateOptions) -> nn.ModuleDict:
-        """The model's own head, moved to layer k."""
         if options.distil and network.task.outputs == 0:
             asked = f"a distilled truncation for {network.task.name}"
             raise OfframpError(asked, "answers as wide as a vocabulary", "leave distil out")
@@ -111,6 +112,6 @@ class Truncate(Method):
         return TruncatePolicy(network, settings)
 
     def stages(self, network: Network, options: TruncateOptions) -> list[Stage]:
-        """Fine-tune the short model; before that the full one, if it is to teach."""
+        """Return fine-tuning of the short model, with `distil` after that of the full one."""
         first = [Stage(network, "fine-tune", options.head_lr, fine_tuning=True)] if options.distil else []
-        return [*first, Short(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]
+        return [*first, TruncatedStage(network, "fine-tune short", options.head_lr, k=options.k, distil=options.distil)]

@@ -13,5 +13,7 @@ from offramp.nn.exit_heads import Pool
 class DepthAdaptiveOptions(DecoderOptions):
     """How exits and halting units are built and trained; fixed once trained."""
 
-    level: Literal["auto", "row", "word"] = "auto"  # encoders; auto: words where each has an answer, else rows
-    pool: Pool = "meanmax"  # encoders
+    level: Literal["auto", "row", "word"] = (
+        "auto"  # encoders: what has a depth of its own; auto: words where each has an answer, else rows
+    )
+    pool: Pool = "meanmax"  # encoders: what exit heads read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offramp.core.columns import EXITED_AT, ORIGIN, SCORED
+from offramp.core.columns import EXITED_AT, ORIGIN, SCORED, Column
 from offramp.core.cost import Event
 from offramp.core.loop import State
 from offramp.core.policy import Policy
@@ -15,9 +15,13 @@ from offramp.methods.depth_adaptive.units import halting_units
 from offramp.nn.confidence import row_least_confidence, tokens_of_certain_words
 from offramp.nn.network import Network
 
+EXIT_PLAN = Column(
+    "exit_plan", torch.float32, None, "probability of every exit, planned after layer 1; of rows or tokens"
+)
 
-class EncoderPolicy(Policy):
-    """A row, or a word, stops at the first exit where there is little doubt that it should."""
+
+class EncoderHaltingPolicy(Policy):
+    """Stops a row, or a word, at the first exit where the uncertainty about stopping is below the threshold."""
 
     def __init__(self, network: Network, settings: DecoderSettings) -> None:
         if settings.thresholds or settings.depth or settings.beams:
@@ -26,20 +30,20 @@ class EncoderPolicy(Policy):
         self.units, self.exits = halting_units(network), frozenset(network.exit_heads)
         if settings.argmax and self.units.form in ("geometric", "threshold"):
             given = f"argmax=true for form={self.units.form}, which decides layer by layer"
-            raise OfframpError("the likeliest depth", given, "use form=multinomial or sequence, or a threshold")
+            raise OfframpError("the most likely depth", given, "use form=multinomial or sequence, or a threshold")
         self.task, self.final, self.argmax = network.task, network.encoder.final, settings.argmax
-        self.limit = 0.5 if settings.argmax else settings.threshold  # the likeliest exit is doubted by 0, others by 1
+        self.limit = 0.5 if settings.argmax else settings.threshold  # with argmax the uncertainty is 0 or 1
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
         if layer not in self.exits or self.limit == 0.0:
             return None
         if not self.units.by_word:
             return self._uncertainty(layer, s, None) < self.limit
-        words, left = s.packed.tokens[SCORED], s.packed.tokens.get(EXITED_AT)
-        asked = words if left is None else words & (left < 0)
-        sure = torch.ones_like(words)
-        sure[asked] = self._uncertainty(layer, s, asked) < self.limit
-        s.answer_tokens(tokens_of_certain_words(sure[words], s.packed))
+        words, exited_at = s.packed.tokens[SCORED], s.packed.tokens.get(EXITED_AT)
+        going_words = words if exited_at is None else words & (exited_at < 0)
+        stops = torch.ones_like(words)
+        stops[going_words] = self._uncertainty(layer, s, going_words) < self.limit
+        s.answer_tokens(tokens_of_certain_words(stops[words], s.packed))
         going = (s.packed.tokens[EXITED_AT] < 0).float()
         return torch.bincount(s.packed.row_of_token, weights=going, minlength=s.packed.count) == 0
 
@@ -53,33 +57,33 @@ class EncoderPolicy(Policy):
         uncertainty = float(self._uncertainty(layer, s, None)[0])
         return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
 
-    def _uncertainty(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
-        """Doubt that each row, or each asked token, should stop here."""  # [rows or asked]
+    def _uncertainty(self, layer: int, s: State, tokens: Tensor | None) -> Tensor:
+        """Return the uncertainty about stopping of every row, or of the tokens of a mask."""  # [rows or tokens]
         if self.units.form == "threshold":
-            if asked is not None:
-                return 1.0 - s.logits()[asked].float().softmax(-1).amax(-1)
+            if tokens is not None:
+                return 1.0 - s.logits()[tokens].float().softmax(-1).amax(-1)
             return row_least_confidence(
                 self.task, s.logits(), s.with_dropped_tokens() if s.exit_heads.per_token else s.packed
             )
         if self.units.form == "geometric":
-            return 1.0 - self._ask(layer, s, asked).float().sigmoid()
+            return 1.0 - self._unit_logits(layer, s, tokens).float().sigmoid()
         if layer == 1:
-            plan = self._ask(layer, s, asked).float().softmax(1)
-            if asked is None:
-                s.packed = s.packed.with_rows(plan=plan)
+            plan = self._unit_logits(layer, s, tokens).float().softmax(1)
+            if tokens is None:
+                s.packed = s.packed.with_rows(exit_plan=plan)
             else:
                 filler = plan.new_zeros(s.packed.total, plan.shape[1])
-                s.packed = s.packed.with_tokens(plan=filler.masked_scatter(asked[:, None], plan))
-        plan = s.packed.rows["plan"] if asked is None else s.packed.tokens["plan"][asked]
+                s.packed = s.packed.with_tokens(exit_plan=filler.masked_scatter(tokens[:, None], plan))
+        plan = s.packed.rows[EXIT_PLAN] if tokens is None else s.packed.tokens[EXIT_PLAN][tokens]
         if self.argmax:
             return (plan.argmax(1) >= layer).float()
         return plan[:, layer:].sum(1)
 
-    def _ask(self, layer: int, s: State, asked: Tensor | None) -> Tensor:
-        """What the unit after a layer says; counted."""  # [rows or asked, …]
+    def _unit_logits(self, layer: int, s: State, tokens: Tensor | None) -> Tensor:
+        """Return the logits of the unit after a layer, and record its cost."""  # [rows or tokens, …]
         packed = s.packed.with_states(self.final(s.packed.states))
-        seen, ones = packed.mean() if asked is None else packed.states[asked], torch.ones_like(packed.lengths)
-        if asked is not None:
-            ones = torch.bincount(packed.row_of_token[asked], minlength=packed.count).cpu()
-        s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], ones, ones))
-        return self.units.ask(layer, seen)
+        states, counts = packed.mean() if tokens is None else packed.states[tokens], torch.ones_like(packed.lengths)
+        if tokens is not None:
+            counts = torch.bincount(packed.row_of_token[tokens], minlength=packed.count).cpu()
+        s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], counts, counts))
+        return self.units.unit_logits(layer, states)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
-from offramp.methods.depth_adaptive.units import Halting, halting_units
+from offramp.methods.depth_adaptive.units import HaltingUnits, halting_units
 from offramp.nn.batches import Batch
 from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smooth_over_neighbours
 from offramp.nn.exit_policies import exit_weights
@@ -25,54 +25,54 @@ from offramp.training.stage import Backward, Stage
 
 
 class Oracle(NamedTuple):
-    """Who teaches the units."""
+    """How the target exits of the units are computed."""
 
     kind: Literal["correctness", "likelihood"]
     penalty: float  # λ
     sigma: float
 
 
-class Pass(NamedTuple):
-    """One batch through all layers, and what every exit says of it."""
+class ExitPass(NamedTuple):
+    """One batch through all layers, and the logits of all exits."""
 
     batch: Batch
-    made: LayerStates
+    states: LayerStates
     logits: list[Tensor]  # exits after layer 1…L
 
 
-def through(network: Network, batch: Batch) -> Pass:
-    """All layers, all exits."""
-    made = forward_all_layers(network.encoder, batch.packed)
-    return Pass(batch, made, [network(layer, made.after(layer)) for layer in range(1, network.depth + 1)])
+def run_all_exits(network: Network, batch: Batch) -> ExitPass:
+    """Return a batch after all layers and all exits."""
+    states = forward_all_layers(network.encoder, batch.packed)
+    return ExitPass(batch, states, [network(layer, states.after(layer)) for layer in range(1, network.depth + 1)])
 
 
-def aligned_losses(network: Network, seen: Pass) -> Tensor:
-    """The task's loss of each exit, every state computed by its own layer."""  # [exits]
-    lengths = seen.batch.packed.lengths.to(network.device)
-    return torch.stack([network.task.loss(said, seen.batch.targets, lengths) for said in seen.logits])
+def aligned_losses(network: Network, output: ExitPass) -> Tensor:
+    """Return the task's loss of each exit, every state computed by its own layer."""  # [exits]
+    lengths = output.batch.packed.lengths.to(network.device)
+    return torch.stack([network.task.loss(logits, output.batch.targets, lengths) for logits in output.logits])
 
 
-def mixed_rows_loss(network: Network, seen: Pass, samples: int) -> Tensor:
-    """The mean loss along sampled exits, one exit a row and sample: rows leave, so no state is ever missing."""
-    lengths = seen.batch.packed.lengths.to(network.device)
-    each = torch.stack([network.task.loss(said, seen.batch.targets, lengths, "rows") for said in seen.logits])
-    drawn = torch.randint(each.shape[0], (samples, each.shape[1]), device=each.device)
-    return each.gather(0, drawn).mean()
+def mixed_rows_loss(network: Network, output: ExitPass, samples: int) -> Tensor:
+    """Return the mean loss along sampled exits, one for each row and sample; rows exit whole: no state is missing."""
+    lengths, targets = output.batch.packed.lengths.to(network.device), output.batch.targets
+    losses = torch.stack([network.task.loss(logits, targets, lengths, "rows") for logits in output.logits])
+    drawn = torch.randint(losses.shape[0], (samples, losses.shape[1]), device=losses.device)
+    return losses.gather(0, drawn).mean()
 
 
 def mixed_words_loss(network: Network, batch: Batch, samples: int) -> Tensor:
-    """The mean loss along sampled exits, one exit a word and sample: words that stopped are copied upward."""
+    """Return the mean loss along sampled exits, one for each word and sample; halted words are copied upward."""
     packed, losses = batch.packed, []
     words = words_of(packed)
     for _ in range(samples):
         drawn = torch.randint(1, network.depth + 1, words.key.shape, device=words.key.device)
         depth, _ = token_and_row_depths(words, drawn, packed, network.depth)
-        made = forward_all_layers(network.encoder, packed, ForwardHooks(gate=partial(_going, depth)))
+        states = forward_all_layers(network.encoder, packed, ForwardHooks(gate=partial(_going, depth)))
         for layer in range(1, network.depth + 1):
             own = ((batch.targets != IGNORED_TARGET) & (depth == layer)).nonzero().squeeze(1)
-            some = Packed(made.states[layer].index_select(0, own), torch.tensor([len(own)]))
-            said = network(layer, some).float()
-            losses.append(F.cross_entropy(said, batch.targets[own], reduction="sum"))
+            selected = Packed(states.states[layer].index_select(0, own), torch.tensor([len(own)]))
+            logits = network(layer, selected).float()
+            losses.append(F.cross_entropy(logits, batch.targets[own], reduction="sum"))
     return torch.stack(losses).sum() / (samples * max(1, int((batch.targets != IGNORED_TARGET).sum())))
 
 
@@ -80,45 +80,45 @@ def _going(depth: Tensor, layer: int, _: LayerStates) -> Tensor:
     return (depth >= layer).float()
 
 
-def halting_loss(network: Network, units: Halting, seen: Pass, oracle: Oracle, detach: bool) -> Tensor:
-    """Cross-entropy of the units' exit distribution against the oracle's exit."""
-    place = right_exits(network, seen, oracle, units.by_word)
-    asked = seen.batch.targets != IGNORED_TARGET if units.by_word else None
+def halting_loss(network: Network, units: HaltingUnits, output: ExitPass, oracle: Oracle, detach: bool) -> Tensor:
+    """Return the cross-entropy of the units' exit distribution with the oracle's exits as targets."""
+    exits = oracle_exits(network, output, oracle, units.by_word)
+    words = output.batch.targets != IGNORED_TARGET if units.by_word else None
 
-    def ask(layer: int) -> Tensor:
-        states = seen.made.after(layer)
-        states = states.with_states(network.encoder.final(states.states.detach() if detach else states.states))
-        return units.ask(layer, states.mean() if asked is None else states.states[asked])
+    def unit_logits(layer: int) -> Tensor:
+        packed = output.states.after(layer)
+        packed = packed.with_states(network.encoder.final(packed.states.detach() if detach else packed.states))
+        return units.unit_logits(layer, packed.mean() if words is None else packed.states[words])
 
     if units.form == "multinomial":
-        return multinomial_loss(ask(1), place)
-    return geometric_loss(torch.stack([ask(layer) for layer in range(1, network.depth)], dim=1), place)
+        return multinomial_loss(unit_logits(1), exits)
+    return geometric_loss(torch.stack([unit_logits(layer) for layer in range(1, network.depth)], dim=1), exits)
 
 
 @torch.no_grad()
-def right_exits(network: Network, seen: Pass, oracle: Oracle, by_word: bool) -> Tensor:
-    """The oracle's exit for each row, or each word with an answer: places 0…L−1."""
-    targets, lengths = seen.batch.targets, seen.batch.packed.lengths.to(network.device)
-    task, likely = network.task, oracle.kind == "likelihood"
+def oracle_exits(network: Network, output: ExitPass, oracle: Oracle, by_word: bool) -> Tensor:
+    """Return the oracle's exit for each row, or for each word with an answer, counted from 0 to L−1."""
+    targets, lengths = output.batch.targets, output.batch.packed.lengths.to(network.device)
+    task, by_likelihood = network.task, oracle.kind == "likelihood"
     if not by_word:
-        if likely:
-            worth = torch.stack([-task.loss(said, targets, lengths, "rows") for said in seen.logits])
+        if by_likelihood:
+            values = torch.stack([-task.loss(logits, targets, lengths, "rows") for logits in output.logits])
         else:
-            worth = torch.stack([1.0 - task.example_error(said, targets, lengths) for said in seen.logits])
-        return best_exit(worth, oracle.penalty)
-    asked = targets != IGNORED_TARGET
-    answers, truth = [said[asked].float() for said in seen.logits], targets[asked]
-    if likely:
-        worth = torch.stack([-F.cross_entropy(said, truth, reduction="none") for said in answers])
+            values = torch.stack([1.0 - task.example_error(logits, targets, lengths) for logits in output.logits])
+        return best_exit(values, oracle.penalty)
+    words = targets != IGNORED_TARGET
+    word_logits, word_targets = [logits[words].float() for logits in output.logits], targets[words]
+    if by_likelihood:
+        values = torch.stack([-F.cross_entropy(logits, word_targets, reduction="none") for logits in word_logits])
     else:
-        worth = torch.stack([(said.argmax(1) == truth).float() for said in answers])
-    counts = torch.bincount(seen.batch.packed.row_of_token[asked], minlength=len(lengths))
-    return best_exit(smooth_over_neighbours(worth, counts, oracle.sigma), oracle.penalty)
+        values = torch.stack([(logits.argmax(1) == word_targets).float() for logits in word_logits])
+    counts = torch.bincount(output.batch.packed.row_of_token[words], minlength=len(lengths))
+    return best_exit(smooth_over_neighbours(values, counts, oracle.sigma), oracle.penalty)
 
 
 @dataclass
-class Adaptive(Stage):
-    """Exits learn, and (where `halting`) the units with them."""
+class ExitsAndHaltingStage(Stage):
+    """Trains the exits and, with `halting`, the halting units."""
 
     options: DepthAdaptiveOptions = field(kw_only=True)
     halting: bool = field(kw_only=True)
@@ -130,20 +130,21 @@ class Adaptive(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         options, net, units = self.options, self.network, halting_units(self.network)
         if not self.halting:
-            loss = self._exits(batch, None)
+            loss = self._exit_loss(batch, None)
         else:
-            seen, oracle = through(net, batch), Oracle(options.oracle, options.penalty, options.sigma)
-            loss = self._exits(batch, seen) + options.alpha * halting_loss(net, units, seen, oracle, options.detach)
+            output, oracle = run_all_exits(net, batch), Oracle(options.oracle, options.penalty, options.sigma)
+            halting = halting_loss(net, units, output, oracle, options.detach)
+            loss = self._exit_loss(batch, output) + options.alpha * halting
         backward(loss)
         return {"loss": loss.detach()}
 
-    def _exits(self, batch: Batch, seen: Pass | None) -> Tensor:
-        """The loss of the exits, aligned or mixed."""
+    def _exit_loss(self, batch: Batch, output: ExitPass | None) -> Tensor:
+        """Return the loss of the exits, aligned or mixed."""
         options, net = self.options, self.network
         if options.training == "mixed" and halting_units(net).by_word:
             return mixed_words_loss(net, batch, options.samples)
-        seen = seen or through(net, batch)
+        output = output or run_all_exits(net, batch)
         if options.training == "mixed":
-            return mixed_rows_loss(net, seen, options.samples)
-        each = aligned_losses(net, seen)
-        return each @ each.new_tensor(exit_weights(net.depth, options.weights))
+            return mixed_rows_loss(net, output, options.samples)
+        losses = aligned_losses(net, output)
+        return losses @ losses.new_tensor(exit_weights(net.depth, options.weights))
