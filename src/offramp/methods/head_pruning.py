@@ -150,7 +150,7 @@ def narrow(network: Network) -> None:
     kept = network.added["kept"]
     assert isinstance(kept, KeptHeads)
     for layer, heads, neurons in zip(distinct_layers(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
-        layer.narrow(heads, neurons)
+        layer.prune(heads, neurons)
 
 
 class HeadPruning(Method):
