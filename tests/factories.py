@@ -6,6 +6,7 @@ Everything is random but seeded, built in memory or in a temporary folder, and n
 - `wordpiece_tokenizer`, `bytelevel_tokenizer`: tokenizers of the two kinds that behave differently.
 - `make_task`, `data`, `batch`, `network`, `exit_network`, `translation_network`, `run_policy`, `run_decoding`: in
   memory.
+- `training_setup`, `trainer`: a network with its stages and rows, and a trainer for them.
 - `ExitAt`, `KeepFirst`, `SetGates`: policies that do one thing at a stated moment.
 - `labelled_rows`, `translation_rows`, `write_jsonl`, `model_folder`, `run_folder`, `translation_run_folder`: files.
 """
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers
@@ -36,14 +37,18 @@ from offramp.data.tokenization import Encoded
 from offramp.decoding.beam_search import GenerationRules, Hypothesis, generate
 from offramp.decoding.decoder import generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
-from offramp.inference.run_folder import build_network, quiet_transformers
+from offramp.inference.batching import score_for_training
+from offramp.inference.run_folder import build_network, load_backbone, load_tokenizer, quiet_transformers
 from offramp.nn import batches
 from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
+from offramp.nn.keys import EXIT_HEADS
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
 from offramp.training.forward import forward_all_layers
 from offramp.training.schedule import Schedule
+from offramp.training.stage import Stage
+from offramp.training.trainer import Trainer
 
 # Hugging Face models
 
@@ -252,7 +257,7 @@ def exit_network(task: str = "classification", backbone: str = "bert", **config:
     spec = make_task(task)
     net = bare_network(hf_model(backbone, spec.auto_class, **config), spec)
     torch.manual_seed(5)
-    net.added.update({"exit_heads": build_exit_heads(net, ExitOptions())})
+    net.added.update({EXIT_HEADS: build_exit_heads(net, ExitOptions())})
     net.eval()
     return net
 
@@ -288,6 +293,32 @@ def run_decoding(
         decoding = Decoding(step_decoder(net), policy, source, packed.lengths, beams)
         longest = [limits] * len(ids) if isinstance(limits, int) else limits
         return generate(decoding, rules or generation_rules(net), longest), decoding
+
+
+class TrainingSetup(NamedTuple):
+    """What a trainer needs: a new network, its stages, and rows to train and to score on."""
+
+    network: Network
+    stages: list[Stage]
+    train: Data
+    dev: Data
+
+
+def training_setup(base: str, method: str = "branchynet", kind: str = "classification") -> TrainingSetup:
+    """Return a new network of a method on a model folder, with 32 rows to train on and 16 to score on."""
+    splits = labelled_rows(kind, 32), labelled_rows(kind, 16, 1)
+    tokenizer = load_tokenizer(base)
+    task = tasks.get(KINDS[kind]).from_rows(splits[0], "train").with_tokenizer(tokenizer)
+    chosen = methods.get(method)
+    torch.manual_seed(0)
+    net = build_network(load_backbone(base, task), task, chosen, chosen.options())
+    train, dev = (Data(rows, task.encode(tokenizer, rows, 64)) for rows in splits)
+    return TrainingSetup(net, chosen.stages(net, chosen.options()), train, dev)
+
+
+def trainer(net: Network, schedule: Schedule, folder: Path, report: Callable[..., None] = lambda **_: None) -> Trainer:
+    """Return a trainer that scores dev rows as `offramp train` does."""
+    return Trainer(net, schedule, folder, score_for_training, report)
 
 
 # policies
@@ -394,11 +425,19 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def run_folder(base: str, folder: Path, method: str, kind: str = "classification", **more: Any) -> Path:
+def run_folder(
+    base: str,
+    folder: Path,
+    method: str,
+    kind: str = "classification",
+    report: Callable[..., None] = lambda **_: None,
+    **more: Any,
+) -> Path:
     """Train a run `folder/run` on rows that are kept in `folder/train.jsonl` and `folder/dev.jsonl`."""
     splits = {name: write_jsonl(folder / f"{name}.jsonl", labelled_rows(kind, n, seed)) for name, n, seed in SPLITS}
     more = {"schedule": Schedule(epochs=4, batch_size=8, lr=0.01), **more}
-    run_training(TrainRequest(model=base, out=str(folder / "run"), task=KINDS[kind], method=method, **splits, **more))
+    request = TrainRequest(model=base, out=str(folder / "run"), task=KINDS[kind], method=method, **splits, **more)
+    run_training(request, report=report)
     return folder / "run"
 
 

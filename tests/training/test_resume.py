@@ -1,4 +1,4 @@
-"""Killed at any moment, the same command goes on to the same result, bit for bit."""
+"""A command that was killed at any moment and run again ends in the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from offramp.training import checkpoint
-from tests import runs
+from tests.factories import labelled_rows, write_jsonl
+from tests.processes import start_command, wait_for_command
 
 METHODS = {"branchynet": 1, "deebert": 2, "adapler": 2}  # stages; adapler's have artifacts and two optimisers
 EPOCHS, BATCH, ROWS = 3, 4, 16
@@ -22,16 +23,16 @@ Moment = tuple[int, int, int]  # stage, epoch, steps done in it
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The rows: the same files for every run, because their names stand in points.json."""
+    """The rows: the same files for every run, because points.json contains their names."""
     folder = tmp_path_factory.mktemp("data")
     return {
-        "--train": runs.jsonl(folder / "train.jsonl", runs.rows("classification", ROWS)),
-        "--dev": runs.jsonl(folder / "dev.jsonl", runs.rows("classification", 8, 1)),
+        "--train": write_jsonl(folder / "train.jsonl", labelled_rows("classification", ROWS)),
+        "--dev": write_jsonl(folder / "dev.jsonl", labelled_rows("classification", 8, 1)),
     }
 
 
 def command(base: str, data: dict[str, str], method: str, out: Path) -> list[str]:
-    """A run with a checkpoint after every step."""
+    """Return the command of a run with a checkpoint after every step."""
     fixed = {"--model": base, "--method": method, "--out": str(out), "--lr": "0.005", "--save-seconds": "0"}
     shape = {"--epochs": str(EPOCHS), "--batch-size": str(BATCH)}
     return ["train", *(word for pair in {**data, **fixed, **shape}.items() for word in pair)]
@@ -39,16 +40,16 @@ def command(base: str, data: dict[str, str], method: str, out: Path) -> list[str
 
 @pytest.fixture(scope="module")
 def expected(base: str, data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run of each method that nobody disturbed."""
+    """The uninterrupted run of each method."""
     folder = tmp_path_factory.mktemp("expected")
     for method in METHODS:
-        process = runs.start(command(base, data, method, folder / method), folder / "log")
-        assert runs.finish(process) == 0, (folder / "log").read_text()
+        process = start_command(command(base, data, method, folder / method), folder / "log")
+        assert wait_for_command(process) == 0, (folder / "log").read_text()
     return {method: folder / method for method in METHODS}
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Weights, points and history are identical; only clocks may differ."""
+    """Assert that weights, points and history are identical; only measured times may differ."""
     for name in ("model.safetensors", "offramp.safetensors", "offramp.json", "points.json", "config.json"):
         assert (run / name).read_bytes() == (other / name).read_bytes(), name
     one, two = (yaml.safe_load((folder / "recipe.yaml").read_text()) for folder in (run, other))
@@ -57,7 +58,10 @@ def assert_same(run: Path, other: Path) -> None:
 
 
 def wait_until(partial: Path, moment: Moment) -> Moment:
-    """Watch the checkpoint of a working command; it is replaced in one step, so it can be read at any time."""
+    """Wait until the checkpoint of a running command has reached a moment, and return the one it has reached.
+
+    The file is replaced in one step, so it can be read at any time.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         progress = checkpoint.read_progress(partial)
@@ -68,7 +72,7 @@ def wait_until(partial: Path, moment: Moment) -> Moment:
 
 
 def slow_down() -> None:
-    """In the command: give the test time to hit the wanted step."""
+    """Slow the command down, so that the test can stop it at the intended step."""
     real = os.replace
 
     def replace(a: Path, b: Path) -> None:
@@ -78,14 +82,14 @@ def slow_down() -> None:
     os.replace = replace  # type: ignore[assignment]
 
 
-def die(name: str, time: int, before: bool) -> None:
-    """In the command: be killed when a new `name` takes its place for the n-th time, just before or just after."""
-    real, seen = os.replace, 0
+def kill_at_replace(name: str, time: int, before: bool) -> None:
+    """Kill the command just before or just after it replaces the file `name` for the n-th time."""
+    real, count = os.replace, 0
 
     def replace(a: Path, b: Path) -> None:
-        nonlocal seen
-        seen += Path(b).name == name
-        fatal = seen == time and Path(b).name == name
+        nonlocal count
+        count += Path(b).name == name
+        fatal = count == time and Path(b).name == name
         if not (fatal and before):
             real(a, b)
         if fatal:
@@ -95,53 +99,54 @@ def die(name: str, time: int, before: bool) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_from_outside_again_and_again(
+def test_train_resumes_after_being_killed_twice(
     method: str, expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
 ) -> None:
     arguments, log = command(base, data, method, tmp_path / "run"), tmp_path / "log"
     last = METHODS[method] - 1
     for moment in [(last, 0, STEPS - 1), (last, 2, 2)]:
-        process = runs.start(arguments, log, slow_down)
+        process = start_command(arguments, log, slow_down)
         reached = wait_until(tmp_path / "run.partial", moment)
         process.kill()
-        assert runs.finish(process) == -signal.SIGKILL
-        assert reached < (last, EPOCHS, 0), "too late to be a test"
+        assert wait_for_command(process) == -signal.SIGKILL
+        assert reached < (last, EPOCHS, 0), "the command was killed too late"
         assert not (tmp_path / "run").exists()
-    assert runs.finish(runs.start(arguments, log)) == 0, log.read_text()
-    assert log.read_text().count("going on with the unfinished run") == 2
+    assert wait_for_command(start_command(arguments, log)) == 0, log.read_text()
+    assert log.read_text().count("unfinished run") == 2, "each resumed command reports that it resumes"
     assert_same(tmp_path / "run", expected[method])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]
 
 
-def test_killed_at_the_worst_moments(
+def test_train_resumes_after_being_killed_around_each_replaced_file(
     expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
 ) -> None:
     arguments, log = command(base, data, "branchynet", tmp_path / "run"), tmp_path / "log"
     for name, time_, before in [
-        ("checkpoint.safetensors", 1, True),  # nothing but a recipe is there yet
+        ("checkpoint.safetensors", 1, True),  # only the recipe is there yet
         ("checkpoint.safetensors", STEPS, True),  # the new checkpoint is written but not in its place
         ("best.safetensors", 1, False),  # the best weights are newer than the checkpoint
         ("checkpoint.safetensors", 2 * STEPS + 2, False),  # between the last step and calibration
         ("run", 1, True),  # the finished folder is written but not in its place
     ]:
-        process = runs.start(arguments, log, functools.partial(die, name, time_, before))
-        assert runs.finish(process) == -signal.SIGKILL, log.read_text()
+        process = start_command(arguments, log, functools.partial(kill_at_replace, name, time_, before))
+        assert wait_for_command(process) == -signal.SIGKILL, log.read_text()
         assert not (tmp_path / "run").exists()
-    assert runs.finish(runs.start(arguments, log)) == 0, log.read_text()
+    assert wait_for_command(start_command(arguments, log)) == 0, log.read_text()
     assert_same(tmp_path / "run", expected["branchynet"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]
 
 
-def test_ctrl_c_saves_the_last_step(expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path) -> None:
+def test_train_saves_the_last_step_on_ctrl_c(
+    expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
+) -> None:
     arguments, log = command(base, data, "branchynet", tmp_path / "run"), tmp_path / "log"
     arguments[arguments.index("--save-seconds") + 1] = "1000"  # only epochs' ends and Ctrl-C write a checkpoint
-    process = runs.start(arguments, log, slow_down)
+    process = start_command(arguments, log, slow_down)
     wait_until(tmp_path / "run.partial", (0, 1, 0))
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
-    assert runs.finish(process) == 130
-    said = log.read_text()
-    assert "stopped; nothing that was complete is lost" in said and "Traceback" not in said
+    assert wait_for_command(process) == 130
+    assert "stopped" in log.read_text() and "Traceback" not in log.read_text()
     assert not (tmp_path / "run").exists()
-    assert runs.finish(runs.start(arguments, log)) == 0, log.read_text()
+    assert wait_for_command(start_command(arguments, log)) == 0, log.read_text()
     assert_same(tmp_path / "run", expected["branchynet"])

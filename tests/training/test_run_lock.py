@@ -1,4 +1,4 @@
-"""A folder to work in belongs to one process at a time."""
+"""One process at a time trains in a working folder."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ import pytest
 
 from offramp.errors import OfframpError
 from offramp.training import checkpoint
-from offramp.training.run_lock import locked_working_folder
+from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.utils.files import read_json
 
 
-def test_the_same_command_twice(tmp_path: Path) -> None:
+def test_locked_working_folder_refuses_a_second_process_and_keeps_its_files(tmp_path: Path) -> None:
     out, recipe = tmp_path / "run", {"seed": 1}
     with locked_working_folder(out, recipe, False) as partial:
         (partial / "stage-0").mkdir()
-        with (
-            pytest.raises(OfframpError, match="another process that trains there"),
-            locked_working_folder(out, recipe, True),
-        ):
-            pytest.fail("two had it")
-        assert (partial / "stage-0").is_dir()  # nothing was touched
+        with pytest.raises(OfframpError, match=str(partial)), locked_working_folder(out, recipe, True):
+            pytest.fail("two processes were let in")
+        assert (partial / "stage-0").is_dir()
     with locked_working_folder(out, recipe, False) as again:
-        assert again == partial and (again / "stage-0").is_dir()  # goes on
+        assert again == partial and (again / "stage-0").is_dir()
 
 
-def test_another_job_starts_over_only_where_nothing_is_lost(tmp_path: Path) -> None:
+def test_locked_working_folder_starts_another_recipe_only_where_no_checkpoint_is_lost(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with locked_working_folder(out, {"seed": 1}, False) as partial:
         (partial / "stage-0").mkdir()
@@ -37,3 +34,18 @@ def test_another_job_starts_over_only_where_nothing_is_lost(tmp_path: Path) -> N
         pytest.fail("a checkpoint was there")
     with locked_working_folder(out, {"seed": 3}, True):
         assert not (partial / checkpoint.CHECKPOINT_FILE).exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_check_output_free_never_accepts_a_folder_that_is_not_a_run(tmp_path: Path, force: bool) -> None:
+    check_output_free(tmp_path / "new", force)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OfframpError, match=str(tmp_path)):
+        check_output_free(tmp_path, force)
+
+
+def test_check_output_free_accepts_a_finished_run_only_with_force(tmp_path: Path) -> None:
+    (tmp_path / "offramp.json").write_text("{}")
+    check_output_free(tmp_path, force=True)
+    with pytest.raises(OfframpError, match="--force"):
+        check_output_free(tmp_path, force=False)

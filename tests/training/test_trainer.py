@@ -1,4 +1,4 @@
-"""The trainer: what it scores, what it keeps, and that nothing but the seed decides."""
+"""The trainer: what it scores, which epoch it keeps, and that nothing but the seed decides."""
 
 from __future__ import annotations
 
@@ -10,125 +10,117 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from offramp import engines, methods, tasks
+from offramp import engines
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
-from offramp.inference import run_folder as folders
-from offramp.inference.batching import score_for_training, score_policy
-from offramp.nn.batches import Data
+from offramp.inference.batching import score_policy
 from offramp.nn.network import Network, bare_network
 from offramp.training.schedule import Schedule
-from offramp.training.trainer import Trainer, TrainingInterrupted
-from tests import runs
+from offramp.training.trainer import TrainingInterrupted
+from tests import factories
 
 FAST = Schedule(epochs=3, batch_size=8, lr=0.01, precision="fp32")
 
 
-def build(base: str, method: str = "branchynet", kind: str = "classification") -> tuple[Network, list[Any], Data, Data]:
-    """A fresh network, its stages and rows."""
-    train, dev = runs.rows(kind, 32), runs.rows(kind, 16, 1)
-    tokenizer = folders.load_tokenizer(base)
-    task = tasks.get(runs.TASKS[kind]).from_rows(train, "train").with_tokenizer(tokenizer)
-    found = methods.get(method)
-    torch.manual_seed(0)
-    net = folders.build_network(folders.load_backbone(base, task), task, found, found.options())
-    data = [Data(rows, task.encode(tokenizer, rows, 64)) for rows in (train, dev)]
-    return net, found.stages(net, found.options()), data[0], data[1]
-
-
-def fit(base: str, folder: Path, schedule: Schedule = FAST) -> dict[str, torch.Tensor]:
-    net, stages, train, dev = build(base)
-    Trainer(net, schedule, folder, score_for_training, lambda **_: None).fit(stages, train, dev)
+def copy_parameters(net: Network) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
 
 
-def test_every_epoch_is_scored_with_its_own_weights(base: str, tmp_path: Path) -> None:
-    """Backbones keep Q, K and V fused while they score; training must not leave them with those of an earlier epoch."""
-    net, stages, train, dev = build(base)
-    seen: list[tuple[dict[str, float], dict[str, float]]] = []
+def train(base: str, folder: Path, schedule: Schedule = FAST) -> dict[str, Tensor]:
+    """Return the parameters of a network after training in a folder."""
+    net, stages, rows, dev = factories.training_setup(base)
+    factories.trainer(net, schedule, folder).fit(stages, rows, dev)
+    return copy_parameters(net)
+
+
+def test_fit_scores_every_epoch_with_its_own_weights(base: str, tmp_path: Path) -> None:
+    """Backbones cache fused Q, K and V while they score; training must not leave those of an earlier epoch."""
+    net, stages, rows, dev = factories.training_setup(base)
+    scores: list[tuple[dict[str, float], dict[str, float]]] = []
 
     def report(**news: Any) -> None:
         if "done" in news:
             fresh = bare_network(copy.deepcopy(net.hf), net.task)
             expected, _ = score_policy(fresh, engines.make("torch", fresh.encoder), Policy(), dev)
-            seen.append((expected, {name: news[name] for name in expected}))
+            scores.append((expected, {name: news[name] for name in expected}))
 
-    many = replace(FAST, epochs=6)
-    Trainer(net, many, tmp_path, score_for_training, report).fit(stages, train, dev)
-    assert len(seen) == many.epochs
-    assert all(expected == said for expected, said in seen)
-    assert len({str(said) for _, said in seen}) > 1, "nothing was learned, so nothing was tested"
+    schedule = replace(FAST, epochs=6)
+    factories.trainer(net, schedule, tmp_path, report).fit(stages, rows, dev)
+    assert len(scores) == schedule.epochs
+    assert all(expected == reported for expected, reported in scores)
+    assert len({str(reported) for _, reported in scores}) > 1, "nothing was learned, so nothing was tested"
 
 
-def test_the_best_epoch_is_kept(base: str, tmp_path: Path) -> None:
-    net, stages, train, dev = build(base)
-    kept: list[dict[str, torch.Tensor]] = []
-    best: list[float] = []
+def test_fit_keeps_the_best_epoch(base: str, tmp_path: Path) -> None:
+    net, stages, rows, dev = factories.training_setup(base)
+    weights: list[dict[str, Tensor]] = []
+    scores: list[float] = []
 
     def report(**news: Any) -> None:
         if "done" in news:
-            kept.append({name: p.detach().clone() for name, p in net.named_parameters()})
-            best.append(news["accuracy"])
+            weights.append(copy_parameters(net))
+            scores.append(news["accuracy"])
 
-    progress = Trainer(net, FAST, tmp_path, score_for_training, report).fit(stages, train, dev)
-    chosen = max(range(FAST.epochs), key=lambda epoch: (best[epoch], epoch))
-    assert all(torch.equal(p, kept[chosen][name]) for name, p in net.named_parameters())
+    progress = factories.trainer(net, FAST, tmp_path, report).fit(stages, rows, dev)
+    best = max(range(FAST.epochs), key=lambda epoch: (scores[epoch], epoch))
+    assert all(torch.equal(p, weights[best][name]) for name, p in net.named_parameters())
     assert [entry["epoch"] for entry in progress.log] == [1, 2, 3]
 
 
-def test_the_seed_decides_everything(base: str, tmp_path: Path) -> None:
-    first = fit(base, tmp_path / "1")
-    torch.rand(100)  # whatever else was drawn does not matter
-    second, other = fit(base, tmp_path / "2"), fit(base, tmp_path / "3", Schedule(**{**vars(FAST), "seed": 7}))
+def test_fit_depends_on_the_seed_alone(base: str, tmp_path: Path) -> None:
+    first = train(base, tmp_path / "1")
+    torch.rand(100)  # the global generator's state must not matter
+    second, other = train(base, tmp_path / "2"), train(base, tmp_path / "3", replace(FAST, seed=7))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_stop_after_the_last_step_is_heard_and_resumed(base: str, tmp_path: Path) -> None:
-    expected = fit(base, tmp_path / "expected")
-    net, stages, train, dev = build(base)
+def test_fit_interrupted_after_the_last_step_is_resumed(base: str, tmp_path: Path) -> None:
+    expected = train(base, tmp_path / "expected")
+    net, stages, rows, dev = factories.training_setup(base)
 
     def report(**news: Any) -> None:
         trainer.stop = "done" in news and news["epoch"] == FAST.epochs
 
-    trainer = Trainer(net, FAST, tmp_path / "run", score_for_training, report)
+    trainer = factories.trainer(net, FAST, tmp_path / "run", report)
     with pytest.raises(TrainingInterrupted):
-        trainer.fit(stages, train, dev)
-    again = fit(base, tmp_path / "run")
-    assert all(torch.equal(again[name], expected[name]) for name in expected)
+        trainer.fit(stages, rows, dev)
+    resumed = train(base, tmp_path / "run")
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
 
-def test_two_stages_freeze_what_they_do_not_train(base: str, tmp_path: Path) -> None:
-    net, stages, train, dev = build(base, "deebert")
-    after: dict[str, dict[str, torch.Tensor]] = {}
+def test_fit_freezes_what_a_stage_does_not_train(base: str, tmp_path: Path) -> None:
+    net, stages, rows, dev = factories.training_setup(base, "deebert")
+    weights: dict[str, dict[str, Tensor]] = {}
     modes: dict[str, set[tuple[bool, bool]]] = {}
 
     def report(**news: Any) -> None:
         if "steps" in news:
             modes.setdefault(news["stage"], set()).add((net.hf.training, net.added.training))
         else:
-            after[news["stage"]] = {name: p.detach().clone() for name, p in net.named_parameters()}
+            weights[news["stage"]] = copy_parameters(net)
 
-    Trainer(net, FAST, tmp_path, score_for_training, report).fit(stages, train, dev)
-    assert modes == {"fine-tune": {(True, True)}, "off-ramps": {(False, True)}}
+    factories.trainer(net, FAST, tmp_path, report).fit(stages, rows, dev)
+    assert [modes[stage.name] for stage in stages] == [{(True, True)}, {(False, True)}]
     final = dict(net.named_parameters())
-    for name, before in after["fine-tune"].items():
+    for name, before in weights[stages[0].name].items():
         if name.startswith("added."):
             assert not torch.equal(before, final[name])
     assert all(p.requires_grad == name.startswith("added.") for name, p in final.items())
 
 
-def test_training_works_outside_the_main_thread(base: str, tmp_path: Path) -> None:
-    """Only there can signals be caught, but nobody should have to know."""
-    done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(len(fit(base, tmp_path))))
+def test_fit_works_outside_the_main_thread(base: str, tmp_path: Path) -> None:
+    """Signals can be caught in the main thread only."""
+    finished: list[int] = []
+    thread = threading.Thread(target=lambda: finished.append(len(train(base, tmp_path))))
     thread.start()
     thread.join(60)
-    assert done
+    assert finished
 
 
-def test_the_rate_warms_up_and_falls_to_zero() -> None:
+def test_schedule_rate_warms_up_and_decays_to_zero() -> None:
     rates = [Schedule(warmup=0.1).rate(step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5) and 0 < rates[99] < 0.02
@@ -136,8 +128,8 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"precision": "fp8"}]
+    "invalid", [{"epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"precision": "fp8"}]
 )
-def test_a_schedule_refuses_nonsense(bad: dict[str, Any]) -> None:
-    with pytest.raises(OfframpError, match=next(iter(bad)).replace("_", "-")):
-        Schedule(**bad)
+def test_schedule_refuses_invalid_values(invalid: dict[str, Any]) -> None:
+    with pytest.raises(OfframpError, match=next(iter(invalid)).replace("_", "-")):
+        Schedule(**invalid)

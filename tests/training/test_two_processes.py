@@ -1,4 +1,4 @@
-"""`accelerate launch` with two processes does what one process does with the same batches."""
+"""`accelerate launch` with two processes trains as one process does with the same batches."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import yaml
 from safetensors.torch import load_file
 
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests import factories
 
 ROOT = Path(__file__).parents[2]
 SCHEDULE = Schedule(epochs=2, batch_size=5, lr=0.002, precision="fp32")  # 48 rows: the last batches have 3
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """On words, where processes hold different numbers of answers. Without dropout, which each process draws itself."""
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    base = str(runs.model_folder(tmp_path / "base", **still))
-    one = runs.train(base, tmp_path, "full", "tagging", schedule=SCHEDULE)
+    """On tagging, where processes have different numbers of answers; without dropout, which each process draws."""
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    base = str(factories.model_folder(tmp_path / "base", **no_dropout))
+    one = factories.run_folder(base, tmp_path, "full", "tagging", schedule=SCHEDULE)
     # with --cpu accelerate starts one process only, unless there is MPI; --multi_gpu starts two, with or without GPUs
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     shape = {"--epochs": "2", "--batch-size": "5", "--lr": "0.002", "--precision": "fp32", "--task": "tagging"}
     data = {"--train": str(tmp_path / "train.jsonl"), "--dev": str(tmp_path / "dev.jsonl")}
-    given = {**data, **shape, "--model": base, "--method": "full", "--out": str(tmp_path / "two")}
-    words = [word for pair in given.items() for word in pair]
+    arguments = {**data, **shape, "--model": base, "--method": "full", "--out": str(tmp_path / "two")}
+    words = [word for pair in arguments.items() for word in pair]
     path = os.pathsep.join([str(ROOT / "src"), *sys.path])
     done = subprocess.run(
         [*launch, *more, "--module", "offramp.cli", "train", *words],
@@ -40,10 +40,10 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("written to") == 1, "only one process speaks"
+    assert done.stdout.count("written to") == 1, "both processes reported"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "dev.jsonl", "run", "train.jsonl", "two"]
-    weights, theirs = (load_file(run / "model.safetensors") for run in (one, tmp_path / "two"))
-    assert all(torch.allclose(weights[name], theirs[name], atol=2e-4) for name in weights)
+    weights, of_two = (load_file(run / "model.safetensors") for run in (one, tmp_path / "two"))
+    assert all(torch.allclose(weights[name], of_two[name], atol=2e-4) for name in weights)
     recipes = [yaml.safe_load((run / "recipe.yaml").read_text()) for run in (one, tmp_path / "two")]
     assert [recipe["processes"] for recipe in recipes] == [1, 2]
     losses = [[entry["loss"] for entry in recipe["log"]] for recipe in recipes]
