@@ -39,7 +39,7 @@ def test_locked_working_folder_starts_another_recipe_only_where_no_checkpoint_is
 @pytest.mark.parametrize("force", [False, True])
 def test_check_output_free_never_accepts_a_folder_that_is_not_a_run(tmp_path: Path, force: bool) -> None:
     check_output_free(tmp_path / "new", force)
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "notes.txt").write_text("a file")
     with pytest.raises(OfframpError, match=str(tmp_path)):
         check_output_free(tmp_path, force)
 
