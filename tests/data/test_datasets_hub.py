@@ -1,4 +1,4 @@
-"""Names of the `datasets` library, against a stand-in for it: no test needs the network."""
+"""Data sets of the `datasets` library, against a stand-in for it: no test needs the network."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 
 
-def refused(source: str) -> str:
+def refusal(source: str) -> str:
     with pytest.raises(OfframpError) as caught:
         read_rows(source)
     return str(caught.value)
 
 
-class Hub(ModuleType):
+class FakeDatasets(ModuleType):
     """A stand-in for `datasets` that knows two data sets."""
 
     class ClassLabel:
@@ -47,23 +47,23 @@ class Hub(ModuleType):
             pass
 
         data = Data(rows)
-        data.features = features  # type: ignore[attr-defined]  # a list that plays a data set
+        data.features = features  # type: ignore[attr-defined]  # a list that stands for a data set
         return data
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    made = Hub("datasets")
-    monkeypatch.setitem(sys.modules, "datasets", made)
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDatasets:
+    module = FakeDatasets("datasets")
+    monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setitem(
-        sys.modules, "datasets.exceptions", SimpleNamespace(DatasetNotFoundError=Hub.DatasetNotFoundError)
+        sys.modules, "datasets.exceptions", SimpleNamespace(DatasetNotFoundError=FakeDatasets.DatasetNotFoundError)
     )
     monkeypatch.chdir(tmp_path)
-    return made
+    return module
 
 
 @pytest.mark.parametrize(
-    ("source", "asked"),
+    ("source", "loaded"),
     [
         ("glue/sst2:validation", "glue sst2 validation"),
         ("glue/sst2", "glue sst2 train"),
@@ -71,19 +71,19 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
         ("conll:train", "conll None train"),
     ],
 )
-def test_names_of_datasets(hub: Hub, source: str, asked: str) -> None:
-    assert read_rows(source, columns={"text": "sentence"}) == [{"text": asked, "tags": ["O", "B-PER"]}]
+def test_read_rows_loads_data_sets_by_name_config_and_split(hub: FakeDatasets, source: str, loaded: str) -> None:
+    assert read_rows(source, columns={"text": "sentence"}) == [{"text": loaded, "tags": ["O", "B-PER"]}]
 
 
-def test_a_dataset_that_does_not_load(hub: Hub, tmp_path: Path) -> None:
-    assert "Couldn't reach the Hub" in refused("unreachable:train")
-    assert "NAME/CONFIG:SPLIT" in refused("glue/cola")
+def test_data_sets_that_do_not_load_and_paths_that_are_no_names_are_refused(hub: FakeDatasets, tmp_path: Path) -> None:
+    assert "Couldn't reach the Hub" in refusal("unreachable:train")
+    assert "NAME/CONFIG:SPLIT" in refusal("glue/cola")
     (tmp_path / "data").mkdir()
     for path in ("data/train", "train.csv", "./glue", "/glue", "train.xml"):
-        assert "datasets" not in refused(path)
+        assert "datasets" not in refusal(path)
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_datasets_library_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'offramp[data]'" in refused("glue/sst2:validation")
+    assert "pip install 'offramp[data]'" in refusal("glue/sst2:validation")

@@ -1,4 +1,4 @@
-"""Rows from every format, and an error with the place and the way out for everything that can be wrong with a file."""
+"""Rows from every format; errors name the file, the line and how to fix it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from offramp.data.readers import fingerprint, read_rows, require_columns, stream_rows
 from offramp.errors import OfframpError
 
-ROWS = [{"text": "a gem, really", "label": "good"}, {"text": 'he said "no"', "label": "bad"}]
+ROWS = [{"text": "a gem, really", "label": "good"}, {"text": 'he wrote "no"', "label": "bad"}]
 
 
 def as_jsonl(rows: list[dict[str, Any]]) -> bytes:
@@ -58,7 +58,7 @@ def write(folder: Path, name: str, content: bytes) -> str:
     return str(path)
 
 
-def refused(source: str, **options: Any) -> str:
+def refusal(source: str, **options: Any) -> str:
     with pytest.raises(OfframpError) as caught:
         read_rows(source, **options)
     return str(caught.value)
@@ -70,10 +70,10 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str, gz: str) 
     source = write(tmp_path, f"train.{ending}{gz}", FORMATS[ending](ROWS))
     assert read_rows(source) == list(stream_rows(source)) == ROWS
     assert read_rows(source, limit=1) == ROWS[:1]
-    assert read_rows(source, columns={"target": "label"})[1] == {"text": 'he said "no"', "target": "bad"}
+    assert read_rows(source, columns={"target": "label"})[1] == {"text": 'he wrote "no"', "target": "bad"}
 
 
-def test_columns_may_swap_and_shadow(tmp_path: Path) -> None:
+def test_columns_may_be_swapped_and_replaced(tmp_path: Path) -> None:
     source = write(tmp_path, "a.jsonl", b'{"a": 1, "b": 2, "c": 3}\n')
     assert read_rows(source, columns={"a": "b", "b": "a"}) == [{"a": 2, "b": 1, "c": 3}]
     assert read_rows(source, columns={"a": "c"}) == [{"a": 3, "b": 2}]
@@ -86,14 +86,14 @@ def test_words_and_tags_are_split_in_tables_only(tmp_path: Path) -> None:
     assert read_rows(lines) == [{"tokens": "EU rejects"}]
 
 
-def test_squad_is_flattened(tmp_path: Path) -> None:
+def test_squad_json_gives_one_row_a_question(tmp_path: Path) -> None:
     answer = {"text": "Paris", "answer_start": 3}
-    asked = [
+    questions = [
         {"id": "1", "question": "Where?", "answers": [answer, answer]},
         {"id": "2", "question": "Who?", "answers": [], "is_impossible": True},
         {"id": "3", "question": "When?"},
     ]
-    content = {"data": [{"paragraphs": [{"context": "In Paris.", "qas": asked}]}]}
+    content = {"data": [{"paragraphs": [{"context": "In Paris.", "qas": questions}]}]}
     first, second, third = read_rows(write(tmp_path, "dev.json.gz", json.dumps(content).encode()))
     assert first["answers"] == {"text": ["Paris", "Paris"], "answer_start": [3, 3]}
     assert first["context"] == "In Paris." and first["question"] == "Where?" and first["id"] == "1"
@@ -106,7 +106,7 @@ def test_unquoted_tsv_keeps_lone_quotes(tmp_path: Path) -> None:
     assert [row["text"] for row in read_rows(source)] == ['" It begins', 'and "ends"']
 
 
-def test_odd_but_legal_lines(tmp_path: Path) -> None:
+def test_byte_order_marks_line_separators_and_long_fields_are_read(tmp_path: Path) -> None:
     content = '\ufeff{"text": "one\u2028two"}\r\n\r\n{"text": "three"}'.encode()
     assert [row["text"] for row in read_rows(write(tmp_path, "a.jsonl", content))] == ["one\u2028two", "three"]
     assert read_rows(write(tmp_path, "a.csv", b'\xef\xbb\xbftext, label\r\n"two\r\nlines",1\r\n')) == [
@@ -116,7 +116,7 @@ def test_odd_but_legal_lines(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=5))
-def test_any_text_survives_jsonl(texts: list[str]) -> None:
+def test_any_text_is_unchanged_by_jsonl(texts: list[str]) -> None:
     rows = [{"text": text} for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(as_jsonl(rows))))
@@ -131,7 +131,7 @@ def test_any_text_survives_jsonl(texts: list[str]) -> None:
         ("no line end", ["no line end"]),
     ],
 )
-def test_stdin_is_lines_or_json_by_its_first_line(
+def test_stdin_is_plain_lines_or_json_by_its_first_line(
     monkeypatch: pytest.MonkeyPatch, piped: str, texts: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
@@ -145,15 +145,15 @@ def test_plain_text_files_are_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_stream_reads_no_further_than_asked(tmp_path: Path) -> None:
-    rows = stream_rows(write(tmp_path, "a.jsonl", b'{"text": "fine"}\nbroken\n'))
-    assert next(rows) == {"text": "fine"}
+def test_stream_rows_reads_no_further_than_needed(tmp_path: Path) -> None:
+    rows = stream_rows(write(tmp_path, "a.jsonl", b'{"text": "good"}\nbroken\n'))
+    assert next(rows) == {"text": "good"}
     with pytest.raises(OfframpError, match="line 2"):
         next(rows)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "line 3"),
         ("a.jsonl", b'{"text": "x"}\n["x"]\n', "line 2 holds a list"),
@@ -175,39 +175,39 @@ def test_stream_reads_no_further_than_asked(tmp_path: Path) -> None:
         ("a.jsonl", b"\n\n", "no rows"),
     ],
 )
-def test_bad_content_names_the_place(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    message = refused(write(tmp_path, name, content))
-    assert said in message and name in message
+def test_bad_content_is_refused_with_file_and_line(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+    message = refusal(write(tmp_path, name, content))
+    assert expected in message and name in message
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     whole = gzip.compress(as_jsonl(ROWS * 500))
     for content in (whole[: len(whole) // 2], b"not gzip at all", whole[:20] + b"\xff" * 40 + whole[60:]):
         path = tmp_path / "a.jsonl.gz"
         path.write_bytes(content)
-        assert "download it again" in refused(str(path))
+        assert "download it again" in refusal(str(path))
     pytest.importorskip("pyarrow")
     for content in (b"", b"not parquet", as_parquet(ROWS)[:-30]):
-        assert "download it again" in refused(write(tmp_path, "a.parquet", content))
+        assert "download it again" in refusal(write(tmp_path, "a.parquet", content))
 
 
-def test_a_missing_file_is_told_at_once_with_near_names(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_at_once_with_similar_names(tmp_path: Path) -> None:
     write(tmp_path, "train.jsonl.gz", as_jsonl(ROWS))
     with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
         stream_rows(str(tmp_path / "train.jsonl"))
     with pytest.raises(OfframpError, match=r"did you mean .*train.jsonl.gz"):
         stream_rows(str(tmp_path / "trian.jsonl"))
-    assert "there is no folder" in refused(str(tmp_path / "nowhere" / "x.csv"))
-    assert "a folder, not a file" in refused(str(tmp_path)) and "train.jsonl.gz" in refused(str(tmp_path))
+    assert "there is no folder" in refusal(str(tmp_path / "nowhere" / "x.csv"))
+    assert "a folder, not a file" in refusal(str(tmp_path)) and "train.jsonl.gz" in refusal(str(tmp_path))
 
 
-def test_a_mapped_column_that_is_not_there(tmp_path: Path) -> None:
+def test_a_mapped_column_that_is_missing_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "a.csv", b"sentence,label\nx,1\n")
-    message = refused(source, columns={"text": "sentense"})
+    message = refusal(source, columns={"text": "sentense"})
     assert "columns found: sentence, label" in message and "--column text=sentence" in message
 
 
-def test_require_names_row_column_and_flag() -> None:
+def test_require_columns_names_row_column_and_flag() -> None:
     require_columns([{"text": "x", "label": 0}], ["text", "label"], "a.csv")
     with pytest.raises(OfframpError, match="row 2, where 'text' is missing; columns found: texts, label") as caught:
         require_columns([{"text": "x"}, {"texts": "x", "label": 0}], ["text"], "a.csv")
@@ -216,11 +216,11 @@ def test_require_names_row_column_and_flag() -> None:
         require_columns([{"text": "x", "label": None}], ["text", "label"], "a.csv")
 
 
-def test_limit_below_one(tmp_path: Path) -> None:
-    assert "limit" in refused(write(tmp_path, "a.jsonl", as_jsonl(ROWS)), limit=0)
+def test_a_limit_below_one_is_refused(tmp_path: Path) -> None:
+    assert "limit" in refusal(write(tmp_path, "a.jsonl", as_jsonl(ROWS)), limit=0)
 
 
-def test_fingerprint_follows_content_only(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_content_only(tmp_path: Path) -> None:
     files = [write(tmp_path, f"a.{ending}", FORMATS[ending](ROWS)) for ending in FORMATS]
     assert len({fingerprint(file, read_rows(file)) for file in files}) == 1
     base = fingerprint("x", ROWS)
@@ -228,12 +228,12 @@ def test_fingerprint_follows_content_only(tmp_path: Path) -> None:
     assert base != fingerprint("x", ROWS[::-1]) != fingerprint("x", ROWS[:1])
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_pyarrow_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'offramp[data]'" in refused(write(tmp_path, "a.parquet", b"x"))
+    assert "pip install 'offramp[data]'" in refusal(write(tmp_path, "a.parquet", b"x"))
 
 
-def test_reading_loads_nothing_heavy() -> None:
+def test_importing_data_and_tasks_loads_no_heavy_library() -> None:
     script = (
         "import sys, offramp.data.readers, offramp.data.tokenization, offramp.tasks; print(offramp.tasks.names(), "
         "{'torch', 'transformers', 'sklearn', 'scipy', 'numpy', 'pyarrow', 'datasets'} & set(sys.modules))"

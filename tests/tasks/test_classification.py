@@ -1,4 +1,4 @@
-"""Labels keep their type and order; whatever is no set of classes is refused with its row."""
+"""Classification: labels keep their type, predictions, metrics, and rows that are refused with their number."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from offramp.errors import OfframpError
 from offramp.tasks.classification import ClassificationTask
-from tests.tiny_tokenizers import wordpiece
+from tests.factories import wordpiece_tokenizer
 
 
 def rows(*labels: Any, **more: Any) -> list[dict[str, Any]]:
     return [{"text": f"text {index}", "label": label, **more} for index, label in enumerate(labels)]
 
 
-def refused(bad: list[dict[str, Any]]) -> str:
+def refusal(bad: list[dict[str, Any]]) -> str:
     with pytest.raises(OfframpError) as caught:
         ClassificationTask.from_rows(bad, "train.csv")
     return str(caught.value)
@@ -33,18 +33,18 @@ def refused(bad: list[dict[str, Any]]) -> str:
         ((True, False), (False, True)),
     ],
 )
-def test_labels_are_discovered_in_order_and_keep_their_type(labels: Any, expected: Any) -> None:
+def test_labels_are_sorted_and_keep_their_type(labels: Any, expected: Any) -> None:
     task = ClassificationTask.from_rows(rows(*labels), "train.csv")
     assert task.labels == expected and [type(label) for label in task.labels] == [type(label) for label in expected]
     best = len(expected) - 1
-    (said,) = task.predictions([{}], [], [np.arange(len(expected), dtype=np.float32)])
-    assert said["label"] == expected[best] and type(said["label"]) is type(expected[best])
-    assert list(said["scores"]) == list(expected) and sum(said["scores"].values()) == pytest.approx(1.0)
-    assert max(said["scores"], key=said["scores"].get) == said["label"]
+    (prediction,) = task.predictions([{}], [], [np.arange(len(expected), dtype=np.float32)])
+    assert prediction["label"] == expected[best] and type(prediction["label"]) is type(expected[best])
+    assert list(prediction["scores"]) == list(expected) and sum(prediction["scores"].values()) == pytest.approx(1.0)
+    assert max(prediction["scores"], key=prediction["scores"].get) == prediction["label"]
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         ((0, 1, "pos"), "row 1 has 0 (int), row 3 has 'pos' (str)"),
         ((0, True), "row 2 has True (bool)"),
@@ -55,39 +55,39 @@ def test_labels_are_discovered_in_order_and_keep_their_type(labels: Any, expecte
         ((0, None), "row 2, where 'label' is null"),
     ],
 )
-def test_labels_that_are_no_classes(labels: Any, said: str) -> None:
-    assert said in refused(rows(*labels))
+def test_from_rows_refuses_labels_that_are_no_classes(labels: Any, message: str) -> None:
+    assert message in refusal(rows(*labels))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"text": " \n"}, "row 1: 'text' is empty"),
         ({"text": 7}, "'text' is a int, not a text"),
         ({"text": None}, "row 1, where 'text' is null"),
     ],
 )
-def test_texts_that_are_none(change: dict[str, Any], said: str) -> None:
-    assert said in refused([{**row, **change} for row in rows(0, 1)])
+def test_from_rows_refuses_missing_and_empty_texts(change: dict[str, Any], message: str) -> None:
+    assert message in refusal([{**row, **change} for row in rows(0, 1)])
 
 
-def test_a_missing_column_names_those_found() -> None:
-    message = refused([{"sentence": "x", "label": 0}, {"sentence": "x", "label": 1}])
+def test_from_rows_names_the_columns_found_if_one_is_missing() -> None:
+    message = refusal([{"sentence": "x", "label": 0}, {"sentence": "x", "label": 1}])
     assert "columns found: sentence, label" in message and "--column text=" in message
 
 
-def test_pairs() -> None:
+def test_pairs_of_texts_are_read_encoded_and_checked() -> None:
     pairs = [{"text_a": "a film", "text_b": "good", "label": label} for label in (0, 1)]
     task = ClassificationTask.from_rows(pairs, "train.csv")
     assert task.texts == ClassificationTask.columns_for(pairs) == ("text_a", "text_b")
-    assert task.encode(wordpiece(), pairs, 16)[0].types == [0, 0, 0, 0, 1, 1]
+    assert task.encode(wordpiece_tokenizer(), pairs, 16)[0].types == [0, 0, 0, 0, 1, 1]
     with pytest.raises(OfframpError, match="row 2: 'text_b' is empty"):
         task.check_inputs([pairs[0], {"text_a": "x", "text_b": ""}], "in.jsonl")
     with pytest.raises(OfframpError, match="'text_a' is missing"):
         task.check_inputs([{"text": "x"}], "in.jsonl")
 
 
-def test_another_split_is_checked_against_training() -> None:
+def test_check_rows_refuses_labels_that_training_rows_lack() -> None:
     task = ClassificationTask.from_rows(rows("a", "b"), "train.csv")
     with pytest.raises(OfframpError, match="row 2: the label 'c', which the training rows lack; they have 'a', 'b'"):
         task.check_rows(rows("a", "c"), "dev.csv")
@@ -97,17 +97,17 @@ def test_another_split_is_checked_against_training() -> None:
         task.check_rows(rows(["a"]), "dev.csv")
 
 
-def test_a_table_may_say_in_text_what_json_says_in_numbers() -> None:
+def test_labels_of_tables_match_numbers_by_their_text() -> None:
     task = ClassificationTask.from_rows(rows(0, 1), "train.jsonl")
     task.check_rows(rows("1", "0"), "dev.csv")
     assert task.metrics(rows("1", "0"), [{"label": 1}, {"label": 1}])["accuracy"] == 0.5
 
 
-def test_metrics() -> None:
+def test_metrics_are_binary_or_macro_averaged() -> None:
     binary = ClassificationTask((0, 1))
-    said = [{"label": label} for label in (1, 1, 0, 0)]
-    assert binary.metrics(rows(1, 0, 1, 0), said) == {"accuracy": 0.5, "f1": 0.5}
-    assert binary.metrics(rows(0, 0, 0, 0), said)["f1"] == 0.0
+    predictions = [{"label": label} for label in (1, 1, 0, 0)]
+    assert binary.metrics(rows(1, 0, 1, 0), predictions) == {"accuracy": 0.5, "f1": 0.5}
+    assert binary.metrics(rows(0, 0, 0, 0), predictions)["f1"] == 0.0
     three = ClassificationTask(("a", "b", "c"))
     scores = three.metrics(rows("a", "a", "b", "c"), [{"label": label} for label in "abbc"])
     assert scores == {"accuracy": 0.75, "f1": pytest.approx((2 / 3 + 2 / 3 + 1) / 3)}

@@ -1,4 +1,4 @@
-"""Tasks are found by their files, and every one keeps the same promises."""
+"""What holds for every task: it is found by its file, survives JSON, and its loss leads to its metric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 
 from offramp import tasks
 from offramp.errors import OfframpError
-from tests.tiny_tokenizers import bytelevel, wordpiece
+from tests.factories import bytelevel_tokenizer, wordpiece_tokenizer
 
 TEXTS = ["a good film .", "not very good", "the man lives in paris and saw it"]
 ANSWER = {"text": ["good"], "answer_start": [2]}
@@ -29,26 +29,33 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "masked_lm": [{"text": text} for text in TEXTS],
     "translation": [{"src": text, "tgt": text} for text in TEXTS],
 }
-SCORING = [name for name in tasks.names() if tasks.get(name).kind != "sequence"]  # answers are read off one pass
+SCORING = [
+    name for name in tasks.names() if tasks.get(name).kind != "sequence"
+]  # tasks whose predictions come from one pass
 
 
-def made(name: str, tokenizer: Any = None) -> Any:
-    return tasks.get(name).from_rows(ROWS[name], "train.jsonl").with_tokenizer(tokenizer or wordpiece())
+def task_of(name: str, tokenizer: Any = None) -> Any:
+    return tasks.get(name).from_rows(ROWS[name], "train.jsonl").with_tokenizer(tokenizer or wordpiece_tokenizer())
 
 
-def test_the_table_here_is_whole() -> None:
+def test_rows_here_cover_every_task() -> None:
     assert tasks.names() == sorted(ROWS)
 
 
-def test_an_unknown_task_lists_the_known_ones() -> None:
+def test_get_lists_the_known_tasks_for_an_unknown_name() -> None:
     for name in ("nosuch", "_loss", "", "os"):
         with pytest.raises(OfframpError, match="classification, masked_lm, question_answering, regression, tagging"):
             tasks.get(name)
 
 
+def test_get_names_the_new_name_of_a_renamed_task() -> None:
+    with pytest.raises(OfframpError, match="question_answering"):
+        tasks.get("span")
+
+
 @pytest.mark.parametrize("name", tasks.names())
-def test_a_task_is_a_frozen_dataclass_that_survives_json(name: str) -> None:
-    task = made(name)
+def test_a_task_is_a_frozen_dataclass_and_equal_after_json(name: str) -> None:
+    task = task_of(name)
     assert task.name == name and isinstance(task, tasks.Task)
     again = tasks.get(name).from_json(json.loads(json.dumps(task.to_json())))
     assert again == task and again.outputs == task.outputs
@@ -59,8 +66,8 @@ def test_a_task_is_a_frozen_dataclass_that_survives_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCORING)
-def test_the_head_of_transformers_has_as_many_outputs(name: str) -> None:
-    task = made(name)
+def test_the_head_of_transformers_has_the_outputs_of_the_task(name: str) -> None:
+    task = task_of(name)
     shape = {
         "vocab_size": 90,
         "hidden_size": 8,
@@ -77,11 +84,11 @@ def test_the_head_of_transformers_has_as_many_outputs(name: str) -> None:
     assert logits.shape[:-1] == ((1,) if task.kind == "row" or name == "question_answering" else (1, 4))
 
 
-@pytest.mark.parametrize("make", [wordpiece, bytelevel])
+@pytest.mark.parametrize("make", [wordpiece_tokenizer, bytelevel_tokenizer])
 @pytest.mark.parametrize("name", SCORING)
-def test_from_rows_to_metrics_and_a_loss_that_learns(name: str, make: Any) -> None:
-    """Logits as free parameters: the task's own loss must bring them to the task's own best score."""
-    task, rows, tokenizer = made(name, make()), ROWS[name], make()
+def test_minimising_the_loss_gives_the_best_metric(name: str, make: Any) -> None:
+    """With logits as free parameters, minimising the task's loss must lead to the best value of its metric."""
+    task, rows, tokenizer = task_of(name, make()), ROWS[name], make()
     encoded = task.encode(tokenizer, rows, 32)
     pairs = [task.inputs_and_targets(item, rows[item.example], random.Random(i)) for i, item in enumerate(encoded)]
     lengths = torch.tensor([len(ids) for ids, _ in pairs])
@@ -108,11 +115,11 @@ def test_from_rows_to_metrics_and_a_loss_that_learns(name: str, make: Any) -> No
 
 @pytest.mark.parametrize("name", SCORING)
 def test_losses_are_float32_under_autocast_and_independent_of_the_batch(name: str) -> None:
-    task, rows = made(name), ROWS[name]
-    encoded = task.encode(wordpiece(), rows, 32)
+    task, rows = task_of(name), ROWS[name]
+    encoded = task.encode(wordpiece_tokenizer(), rows, 32)
     pairs = [task.inputs_and_targets(item, rows[item.example], random.Random(i)) for i, item in enumerate(encoded)]
     lengths = torch.tensor([len(ids) for ids, _ in pairs])
-    width = task.outputs or len(wordpiece())
+    width = task.outputs or len(wordpiece_tokenizer())
     parts = [torch.randn(1 if task.kind == "row" else n, width).bfloat16() for n in lengths.tolist()]
     with torch.autocast("cpu", torch.bfloat16):
         together = task.loss(torch.cat(parts), task.stack_targets([t for _, t in pairs]), lengths, "rows")
@@ -125,8 +132,8 @@ def test_losses_are_float32_under_autocast_and_independent_of_the_batch(name: st
 
 
 @pytest.mark.parametrize("name", [name for name in tasks.names() if "distribution" in tasks.get(name).provides])
-def test_distributions_belong_to_their_rows(name: str) -> None:
-    task = made(name)
+def test_distributions_name_the_row_of_each_choice(name: str) -> None:
+    task = task_of(name)
     lengths = torch.tensor([3, 1, 2])
     count = 3 if task.kind == "row" else 6
     logits = torch.randn(count, task.outputs or 7)
@@ -140,7 +147,7 @@ def test_distributions_belong_to_their_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", tasks.names())
-def test_nothing_to_predict(name: str) -> None:
-    task = made(name)
+def test_no_rows_give_no_predictions(name: str) -> None:
+    task = task_of(name)
     task.check_inputs([], "stdin")
-    assert task.encode(wordpiece(), [], 16) == [] and task.predictions([], [], []) == []
+    assert task.encode(wordpiece_tokenizer(), [], 16) == [] and task.predictions([], [], []) == []

@@ -1,4 +1,4 @@
-"""Corruption of 15 % in the known proportions, repeatable evaluation, filled masks, perplexity."""
+"""Masked language modelling: proportions of masking, repeatable evaluation, filled masks, perplexity."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pytest
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.tasks.masked_lm import MaskedLMTask
-from tests.tiny_tokenizers import bytelevel, wordpiece
+from tests.factories import bytelevel_tokenizer, wordpiece_tokenizer
 
 LONG = {"text": "the film is good and the man is not bad . " * 40}
 
 
-def made(tokenizer: Any) -> MaskedLMTask:
+def masked_lm_task(tokenizer: Any) -> MaskedLMTask:
     task = MaskedLMTask.from_rows([LONG], "train.txt").with_tokenizer(tokenizer)
     assert isinstance(task, MaskedLMTask)
     return task
 
 
-@pytest.mark.parametrize("make", [wordpiece, bytelevel])
-def test_proportions(make: Any) -> None:
+@pytest.mark.parametrize("make", [wordpiece_tokenizer, bytelevel_tokenizer])
+def test_masking_has_the_published_proportions(make: Any) -> None:
     tokenizer = make()
-    task = made(tokenizer)
+    task = masked_lm_task(tokenizer)
     (item,) = task.encode(tokenizer, [LONG], 400)
     kinds: Counter[str] = Counter()
     for seed in range(60):
@@ -47,23 +47,23 @@ def test_proportions(make: Any) -> None:
     assert kinds["other"] / chosen == pytest.approx(0.1, abs=0.03)
 
 
-def test_at_least_one_token_is_hidden_and_specials_alone_hide_none() -> None:
-    task = made(wordpiece())
-    (short,) = task.encode(wordpiece(), [{"text": "film"}], 16)
+def test_at_least_one_token_is_masked_but_no_special_token() -> None:
+    task = masked_lm_task(wordpiece_tokenizer())
+    (short,) = task.encode(wordpiece_tokenizer(), [{"text": "film"}], 16)
     assert task.inputs_and_targets(short, {}, random.Random(0))[1] == [-100, short.ids[1], -100]
-    specials = [wordpiece().cls_token_id, wordpiece().sep_token_id]
+    specials = [wordpiece_tokenizer().cls_token_id, wordpiece_tokenizer().sep_token_id]
     empty = Encoded(specials, [0, 0], 0, [-1, -1], [], 0)
     assert task.inputs_and_targets(empty, {}, None) == (specials, [-100, -100])
 
 
-def test_evaluation_repeats_whatever_the_order_of_rows() -> None:
-    task = made(wordpiece())
+def test_masks_of_evaluation_do_not_depend_on_the_order_of_rows() -> None:
+    task = masked_lm_task(wordpiece_tokenizer())
     rows = [LONG, {"text": "a very good film , not a bad film ."}]
-    first = [task.inputs_and_targets(item, {}, None) for item in task.encode(wordpiece(), rows, 64)]
-    again = [task.inputs_and_targets(item, {}, None) for item in task.encode(wordpiece(), rows[::-1], 64)]
+    first = [task.inputs_and_targets(item, {}, None) for item in task.encode(wordpiece_tokenizer(), rows, 64)]
+    again = [task.inputs_and_targets(item, {}, None) for item in task.encode(wordpiece_tokenizer(), rows[::-1], 64)]
     assert first == again[::-1]
     different = {
-        json.dumps(task.inputs_and_targets(task.encode(wordpiece(), rows, 64)[0], {}, random.Random(s)))
+        json.dumps(task.inputs_and_targets(task.encode(wordpiece_tokenizer(), rows, 64)[0], {}, random.Random(s)))
         for s in range(5)
     }
     assert len(different) == 5
@@ -72,15 +72,15 @@ def test_evaluation_repeats_whatever_the_order_of_rows() -> None:
 @pytest.mark.parametrize(
     ("make", "text", "words", "filled"),
     [
-        (wordpiece, "The [MASK] is  [MASK]!", ["film", "good"], "The film is  good!"),
-        (wordpiece, "A film [MASK] it", ["##s"], "A films it"),
-        (wordpiece, "no mask", [], "no mask"),
-        (bytelevel, "the <mask> is <mask>.", ["Ġfilm", "Ġgood"], "the film is good."),
+        (wordpiece_tokenizer, "The [MASK] is  [MASK]!", ["film", "good"], "The film is  good!"),
+        (wordpiece_tokenizer, "A film [MASK] it", ["##s"], "A films it"),
+        (wordpiece_tokenizer, "no mask", [], "no mask"),
+        (bytelevel_tokenizer, "the <mask> is <mask>.", ["Ġfilm", "Ġgood"], "the film is good."),
     ],
 )
-def test_masks_are_filled_in(make: Any, text: str, words: list[str], filled: str) -> None:
+def test_predictions_fill_mask_tokens(make: Any, text: str, words: list[str], filled: str) -> None:
     tokenizer = make()
-    task = made(tokenizer)
+    task = masked_lm_task(tokenizer)
     (item,) = task.encode(tokenizer, [{"text": text}], 64)
     logits = np.zeros((len(item.ids), len(tokenizer)), dtype=np.float32)
     logits[:, tokenizer.all_special_ids] = 99.0  # a special token is never an answer
@@ -94,16 +94,16 @@ def test_masks_are_filled_in(make: Any, text: str, words: list[str], filled: str
     assert (logits == before).all()
 
 
-def test_masks_that_were_cut_off_stay() -> None:
-    task, text = made(wordpiece()), "the [MASK] is [MASK]"
-    (item,) = task.encode(wordpiece(), [{"text": text}], 5)
-    logits = np.zeros((5, len(wordpiece())))
-    logits[:, wordpiece().convert_tokens_to_ids("film")] = 1.0
+def test_masks_beyond_the_length_limit_stay() -> None:
+    task, text = masked_lm_task(wordpiece_tokenizer()), "the [MASK] is [MASK]"
+    (item,) = task.encode(wordpiece_tokenizer(), [{"text": text}], 5)
+    logits = np.zeros((5, len(wordpiece_tokenizer())))
+    logits[:, wordpiece_tokenizer().convert_tokens_to_ids("film")] = 1.0
     assert task.predictions([{"text": text}], [item], [logits]) == [{"text": "the film is [MASK]"}]
 
 
-def test_perplexity() -> None:
-    task = made(wordpiece())
+def test_metrics_from_losses_is_the_perplexity() -> None:
+    task = masked_lm_task(wordpiece_tokenizer())
     assert task.metrics_from_losses([1.0, 3.0]) == {"perplexity": pytest.approx(math.exp(2))}
     assert math.isfinite(task.metrics_from_losses([1e9])["perplexity"])
     assert task.scores_by_loss and not task.higher_is_better
@@ -111,7 +111,7 @@ def test_perplexity() -> None:
         task.metrics([LONG], [{"text": "x"}])
 
 
-def test_bad_rows_and_tokenizers() -> None:
+def test_bad_rows_and_tokenizers_are_refused() -> None:
     with pytest.raises(OfframpError, match="row 2: 'text' is empty"):
         MaskedLMTask.from_rows([LONG, {"text": ""}], "train.txt")
 
@@ -121,4 +121,6 @@ def test_bad_rows_and_tokenizers() -> None:
     with pytest.raises(OfframpError, match="without a mask token"):
         MaskedLMTask().with_tokenizer(NoMask())  # type: ignore[arg-type]  # a stand-in without a mask
     with pytest.raises(RuntimeError, match="with_tokenizer"):
-        MaskedLMTask().predictions([LONG], made(wordpiece()).encode(wordpiece(), [LONG], 16), [np.zeros((16, 9))])
+        MaskedLMTask().predictions(
+            [LONG], masked_lm_task(wordpiece_tokenizer()).encode(wordpiece_tokenizer(), [LONG], 16), [np.zeros((16, 9))]
+        )

@@ -1,4 +1,4 @@
-"""Numbers in, numbers out; what is not a finite number is refused with its row."""
+"""Regression: labels, loss, predictions, metrics, and rows that are refused with their number."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def rows(*labels: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("label", ["high", float("nan"), float("inf"), True, [1.0], "nan", 10**400])
-def test_labels_that_are_no_numbers(label: Any) -> None:
+def test_from_rows_refuses_labels_that_are_no_finite_numbers(label: Any) -> None:
     with pytest.raises(OfframpError, match=r"row 2: the label .* is not a finite number"):
         RegressionTask.from_rows(rows(1.0, label), "train.csv")
 
 
-def test_labels_as_text_as_tables_have_them() -> None:
+def test_labels_may_be_numbers_written_as_text() -> None:
     task = RegressionTask.from_rows(rows("0.5", "3"), "train.csv")
     assert task.texts == ("text_a", "text_b")
     assert task.inputs_and_targets(Encoded([1], [0], 0, [-1], [], 0), rows("0.5")[0], None) == ([1], 0.5)
 
 
-def test_labels_that_never_differ_and_missing_ones() -> None:
+def test_constant_labels_missing_labels_and_empty_texts_are_refused() -> None:
     with pytest.raises(OfframpError, match="without two different labels"):
         RegressionTask.from_rows(rows(1.0, 1), "train.csv")
     with pytest.raises(OfframpError, match="row 2, where 'label' is null"):
@@ -38,7 +38,7 @@ def test_labels_that_never_differ_and_missing_ones() -> None:
         RegressionTask(("text_a",)).check_inputs([{"text_a": ""}], "in.csv")
 
 
-def test_loss_and_predictions() -> None:
+def test_loss_is_the_squared_error_and_predictions_are_the_logits() -> None:
     logits = torch.tensor([[1.0], [4.0]])
     losses = RegressionTask().loss(logits, torch.tensor([0.0, 2.0]), torch.tensor([2, 2]), "rows")
     assert losses.tolist() == [1.0, 4.0]
@@ -49,7 +49,7 @@ def test_loss_and_predictions() -> None:
     ]
 
 
-def test_metrics() -> None:
+def test_metrics_are_correlations_and_squared_error() -> None:
     scores = RegressionTask().metrics(rows(1, 2, 3), [{"value": value} for value in (1.0, 4.0, 9.0)])
     assert scores["spearman"] == pytest.approx(1.0)
     assert scores["pearson"] == pytest.approx(np.corrcoef([1, 2, 3], [1, 4, 9])[0, 1])

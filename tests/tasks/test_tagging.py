@@ -1,4 +1,4 @@
-"""Word labels on word pieces, and entity F1 as the CoNLL script counts."""
+"""Tagging: targets on first tokens, predictions, refused rows, and entity F1 as the CoNLL script counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from offramp.errors import OfframpError
 from offramp.tasks.tagging import TaggingTask, entities, entity_f1
-from tests.tiny_tokenizers import bytelevel, wordpiece
+from tests.factories import bytelevel_tokenizer, wordpiece_tokenizer
 
 ROWS = [
     {"tokens": ["EU", "rejects", "films"], "tags": ["B-ORG", "O", "O"]},
@@ -18,20 +18,20 @@ ROWS = [
 ]
 
 
-def refused(**change: Any) -> str:
+def refusal(**change: Any) -> str:
     with pytest.raises(OfframpError) as caught:
         TaggingTask.from_rows([ROWS[0], {**ROWS[1], **change}], "train.jsonl")
     return str(caught.value)
 
 
-def test_tags_are_discovered_with_o_first() -> None:
+def test_tags_are_sorted_with_o_first() -> None:
     task = TaggingTask.from_rows(ROWS, "train.jsonl")
     assert task.tags == ("O", "B-ORG", "B-PER") and task.metric == "entity_f1"
     assert task.config()["id2label"] == {0: "O", 1: "B-ORG", 2: "B-PER"}
 
 
-@pytest.mark.parametrize("make", [wordpiece, bytelevel])
-def test_only_the_first_piece_of_a_word_is_labelled(make: Any) -> None:
+@pytest.mark.parametrize("make", [wordpiece_tokenizer, bytelevel_tokenizer])
+def test_only_the_first_token_of_a_word_has_a_target(make: Any) -> None:
     task, tokenizer = TaggingTask.from_rows(ROWS, "train.jsonl"), make()
     for row, item in zip(ROWS, task.encode(tokenizer, ROWS, 32), strict=True):
         ids, targets = task.inputs_and_targets(item, row, None)
@@ -41,17 +41,17 @@ def test_only_the_first_piece_of_a_word_is_labelled(make: Any) -> None:
         assert [place for place, target in enumerate(targets) if target != -100] == firsts
 
 
-def test_words_that_were_cut_off_are_outside() -> None:
+def test_words_beyond_the_length_limit_are_tagged_o() -> None:
     task = TaggingTask(("O", "B-X"))
     row = {"tokens": ["the"] * 9, "tags": ["B-X"] * 9}
-    (item,) = task.encode(wordpiece(), [row], 5)
-    (said,) = task.predictions([row], [item], [np.tile([0.0, 1.0], (5, 1))])
-    assert said["tags"] == ["B-X"] * 3 + ["O"] * 6
+    (item,) = task.encode(wordpiece_tokenizer(), [row], 5)
+    (prediction,) = task.predictions([row], [item], [np.tile([0.0, 1.0], (5, 1))])
+    assert prediction["tags"] == ["B-X"] * 3 + ["O"] * 6
     assert task.inputs_and_targets(item, row, None)[1] == [-100, 1, 1, 1, -100]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"tags": ["O"]}, "row 2: 2 tokens but 1 tags"),
         ({"tags": [0, 1]}, "row 2: 'tags' is not a list of tag names"),
@@ -62,11 +62,11 @@ def test_words_that_were_cut_off_are_outside() -> None:
         ({"tags": None}, "row 2, where 'tags' is null"),
     ],
 )
-def test_rows_that_do_not_fit(change: dict[str, Any], said: str) -> None:
-    assert said in refused(**change)
+def test_from_rows_refuses_bad_tokens_and_tags(change: dict[str, Any], message: str) -> None:
+    assert message in refusal(**change)
 
 
-def test_other_splits() -> None:
+def test_check_rows_refuses_unknown_tags_and_from_rows_a_single_tag() -> None:
     task = TaggingTask.from_rows(ROWS, "train.jsonl")
     with pytest.raises(OfframpError, match="row 1: the tag 'B-LOC', which the training rows lack"):
         task.check_rows([{"tokens": ["a"], "tags": ["B-LOC"]}], "dev.jsonl")
@@ -103,18 +103,18 @@ def test_loss_is_the_mean_over_labelled_tokens() -> None:
         ("", []),
     ],
 )
-def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
+def test_entities_are_counted_as_in_conll(tags: str, found: list[tuple[str, int, int]]) -> None:
     assert entities(tags.split()) == found
 
 
-def test_entity_f1() -> None:
+def test_entity_f1_counts_exact_words_and_types() -> None:
     true = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG"]]
     assert entity_f1(true, true) == 1.0
     assert entity_f1(true, [["B-PER", "O", "O", "B-LOC"], ["B-PER"]]) == pytest.approx(2 * 1 / 6)
     assert entity_f1([["O"]], [["O"]]) == 0.0
 
 
-def test_metrics_of_entities_and_of_parts_of_speech() -> None:
+def test_metrics_have_entity_f1_only_if_tags_mark_entities() -> None:
     rows = [{"tokens": ["a", "b"], "tags": ["B-X", "I-X"]}]
     assert TaggingTask(("O", "B-X", "I-X")).metrics(rows, [{"tags": ["B-X", "O"]}]) == {
         "entity_f1": 0.0,

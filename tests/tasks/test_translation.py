@@ -1,4 +1,4 @@
-"""Translation as a task: rows that are refused, ids, texts, BLEU."""
+"""Translation: rows that are refused, ids, predictions, BLEU, and the tokenizer of new models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from offramp import tasks
 from offramp.data.tokenizer_training import train_bpe_tokenizer
 from offramp.errors import OfframpError
-from tests.tiny_tokenizers import wordpiece
+from tests.factories import wordpiece_tokenizer
 
 TEXTS = ["Ein Mann läuft.", "Zwei Hunde spielen im Gras.", "Ein Haus"] * 4
 ROWS = [{"src": text, "tgt": text.upper()} for text in TEXTS]
 
 
-def made(tokenizer: Any) -> Any:
+def translation_task(tokenizer: Any) -> Any:
     return tasks.get("translation").from_rows(ROWS, "rows").with_tokenizer(tokenizer)
 
 
@@ -31,16 +31,16 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_rows_are_refused_by_their_number(what: str) -> None:
-    row, expected = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_from_rows_refuses_bad_rows_with_their_number(case: str) -> None:
+    row, expected = BAD[case]
     with pytest.raises(OfframpError) as error:
         tasks.get("translation").from_rows([ROWS[0], row], "pairs.jsonl")
     assert all(word in str(error.value) for word in ["pairs.jsonl", *expected]), str(error.value)
 
 
-def test_inputs_need_no_target_and_may_be_plain_lines() -> None:
-    task = made(train_bpe_tokenizer(TEXTS, 300))
+def test_check_inputs_needs_no_target_and_takes_plain_lines() -> None:
+    task = translation_task(train_bpe_tokenizer(TEXTS, 300))
     task.check_inputs([{"src": "a"}], "in")
     task.check_inputs([{"text": "a"}], "in.txt")
     with pytest.raises(OfframpError, match="row 2: 'text' is empty"):
@@ -50,19 +50,19 @@ def test_inputs_need_no_target_and_may_be_plain_lines() -> None:
     assert plain == named and plain.target == ()
 
 
-def test_sentences_too_long_for_the_model_and_foreign_targets_are_refused() -> None:
-    task = made(train_bpe_tokenizer(TEXTS, 300))
+def test_check_encoded_refuses_long_sentences_and_unknown_targets() -> None:
+    task = translation_task(train_bpe_tokenizer(TEXTS, 300))
     encoded = task.encode(task.tokenizer, ROWS[:3], 6)
     with pytest.raises(OfframpError, match=r"row 2: 'ZWEI HUND.*the target has \d+ pieces, the model takes 20"):
         task.check_encoded(encoded, 20, "rows")
     task.check_encoded(encoded, 60, "rows")
-    other = made(wordpiece())
-    foreign = other.encode(wordpiece(), [{"src": "a man", "tgt": "猫 猫"}], 30)
+    other = translation_task(wordpiece_tokenizer())
+    unknown = other.encode(wordpiece_tokenizer(), [{"src": "a man", "tgt": "猫 猫"}], 30)
     with pytest.raises(OfframpError, match=r"row 1: .*no piece that is in the model's vocabulary"):
-        other.check_encoded(foreign, 60, "rows")
+        other.check_encoded(unknown, 60, "rows")
 
 
-def test_a_learned_tokenizer_gives_every_text_back() -> None:
+def test_a_trained_tokenizer_decodes_every_text_unchanged() -> None:
     tokenizer = train_bpe_tokenizer([text for row in ROWS for text in row.values()], 300)
     assert len(tokenizer) <= 300
     for text in [*TEXTS, "Größe: 5 €, naïve “quotes”", "猫"]:
@@ -75,18 +75,18 @@ def test_a_learned_tokenizer_gives_every_text_back() -> None:
         train_bpe_tokenizer(TEXTS, 100)
 
 
-def test_from_rows_to_bleu() -> None:
-    task = made(train_bpe_tokenizer([text for row in ROWS for text in row.values()], 400))
+def test_targets_predictions_and_bleu_of_perfect_and_half_right_answers() -> None:
+    task = translation_task(train_bpe_tokenizer([text for row in ROWS for text in row.values()], 400))
     encoded = task.encode(task.tokenizer, ROWS, 60)
     pairs = zip(encoded, ROWS, strict=True)
     targets = task.stack_targets([task.inputs_and_targets(e, row, None)[1] for e, row in pairs])
     assert targets.shape == (len(ROWS), max(len(e.target) for e in encoded)) and int(targets.min()) == -100
     answers = [np.array([[piece, 1 + place % 3] for place, piece in enumerate(e.target)]) for e in encoded]
-    said = task.predictions(ROWS, encoded, answers)
-    assert [one["text"] for one in said] == [row["tgt"] for row in ROWS]
-    counts = [(len(one["pieces"]), len(one["exits"])) for one in said]
+    predictions = task.predictions(ROWS, encoded, answers)
+    assert [one["text"] for one in predictions] == [row["tgt"] for row in ROWS]
+    counts = [(len(one["pieces"]), len(one["exits"])) for one in predictions]
     assert counts == [(len(e.target) - 1, len(e.target) - 1) for e in encoded]
-    assert task.metrics(ROWS, said) == {"bleu": pytest.approx(100.0)}
-    half = [{**one, "text": "nothing like it" if place % 2 else one["text"]} for place, one in enumerate(said)]
+    assert task.metrics(ROWS, predictions) == {"bleu": pytest.approx(100.0)}
+    half = [{**one, "text": "nothing like it" if place % 2 else one["text"]} for place, one in enumerate(predictions)]
     assert 0.0 < task.metrics(ROWS, half)["bleu"] < 60.0
     assert torch.equal(targets[0, : len(encoded[0].target)], torch.tensor(encoded[0].target))

@@ -1,4 +1,4 @@
-"""Two configurations as one: names, defaults, checks, and the way back."""
+"""Merged dataclasses: names, defaults, checks, and splitting them again."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Two:
             raise OfframpError("a rate", "less than nothing", "more")
 
 
-def test_equal_names_are_told_apart_by_their_label() -> None:
-    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=False)
-    assert asdict(both.kind()) == {"one_rate": 1.0, "lengths": (), "two_rate": 2.0, "name": "two"}
-    assert both.split(both.kind(one_rate=5.0, lengths=(0.5,))) == (One(5.0, (0.5,)), Two())
-    assert both.join({"rate": 3.0}, {"rate": 4.0, "name": "x"}) == {"one_rate": 3.0, "two_rate": 4.0, "name": "x"}
-    assert both.part(1, {"one_rate": 3.0, "two_rate": 4.0}) == {"rate": 4.0}
+def test_fields_of_one_name_get_their_label_unless_shared() -> None:
+    merged = merge_dataclasses("Merged", ("one", One), ("two", Two), shared=False)
+    assert asdict(merged.kind()) == {"one_rate": 1.0, "lengths": (), "two_rate": 2.0, "name": "two"}
+    assert merged.split(merged.kind(one_rate=5.0, lengths=(0.5,))) == (One(5.0, (0.5,)), Two())
+    assert merged.join({"rate": 3.0}, {"rate": 4.0, "name": "x"}) == {"one_rate": 3.0, "two_rate": 4.0, "name": "x"}
+    assert merged.part(1, {"one_rate": 3.0, "two_rate": 4.0}) == {"rate": 4.0}
 
 
-def test_shared_names_have_one_value_and_the_second_default() -> None:
-    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=True)
-    assert asdict(both.kind()) == {"rate": 2.0, "lengths": (), "name": "two"}
-    assert both.split(both.kind(rate=7.0)) == (One(7.0), Two(7.0))
+def test_shared_fields_have_one_value_and_the_second_default() -> None:
+    merged = merge_dataclasses("Merged", ("one", One), ("two", Two), shared=True)
+    assert asdict(merged.kind()) == {"rate": 2.0, "lengths": (), "name": "two"}
+    assert merged.split(merged.kind(rate=7.0)) == (One(7.0), Two(7.0))
 
 
-def test_parts_check_themselves_and_values_may_be_text() -> None:
-    both = merge_dataclasses("Both", ("one", One), ("two", Two), shared=True)
+def test_parts_check_their_values_and_values_may_be_text() -> None:
+    merged = merge_dataclasses("Merged", ("one", One), ("two", Two), shared=True)
     with pytest.raises(OfframpError, match="less than nothing"):
-        both.kind(rate=-1.0)
-    assert methods.configure(both.kind, {"lengths": "0.5,0.25", "rate": "3"}, "both").lengths == (0.5, 0.25)
+        merged.kind(rate=-1.0)
+    assert methods.configure(merged.kind, {"lengths": "0.5,0.25", "rate": "3"}, "merged").lengths == (0.5, 0.25)
 
 
-def test_a_pair_shows_plain_names() -> None:
+def test_settings_of_a_pair_keep_plain_names_where_they_are_unique() -> None:
     pair = methods.get("length_adaptive+branchynet")
     assert set(asdict(pair.settings())) == {"lengths", "threshold", "thresholds", "temperatures"}
     assert pair.options().head_lr == methods.get("branchynet").options().head_lr
