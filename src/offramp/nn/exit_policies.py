@@ -39,12 +39,10 @@ class ExitOptions:
 
     pool: Pool = "meanmax"
     exit0: bool = True  # an exit on the embeddings, before any layer
-    bag_of_words: bool = (
-        True  # the first exits of row classifiers know words and pairs of neighbours (two look-up tables)
-    )
-    bag_of_words_training: BagOfWordsTraining = (
-        "learned"  # tables are learned with the exit heads, or solved for before (better for long rows)
-    )
+    # the first exits of row classifiers know words and pairs of neighbours (two look-up tables)
+    bag_of_words: bool = True
+    # tables are learned with the exit heads, or solved for before training (better for long rows)
+    bag_of_words_training: BagOfWordsTraining = "learned"
     bag_of_words_depth: int = 0  # the last layer whose exit knows words, each with its own tables
     head_lr: float = 2e-3  # new heads learn faster than the pretrained backbone
 
@@ -86,10 +84,8 @@ class ThresholdSettings:
     def __post_init__(self) -> None:
         for value in (self.threshold, *self.thresholds):
             if not 0.0 <= value <= self.largest_threshold:
-                given = f"threshold={value}"
-                raise OfframpError(
-                    self.threshold_name, given, f"use 0 (never exit early) up to {self.largest_threshold:g}, e.g. 0.3"
-                )
+                fix = f"use 0 (never exit early) up to {self.largest_threshold:g}, e.g. 0.3"
+                raise OfframpError(self.threshold_name, f"threshold={value}", fix)
         if any(not value > 0.0 for value in self.temperatures):
             raise OfframpError("temperatures of exits", f"{self.temperatures}", "each must be above 0")
 

@@ -41,8 +41,8 @@ class TrainingInterrupted(KeyboardInterrupt):
 class Trainer:
     """Runs a method's stages over the data, resumably.
 
-    `scorer` measures a policy on dev rows after every epoch; running policies belongs to a room above this one, so it
-    is passed in.
+    `scorer` measures a policy on dev rows after every epoch. It is passed in, because `inference`, which runs policies
+    over rows, may import this package but not the other way round.
     """
 
     def __init__(
