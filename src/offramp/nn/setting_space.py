@@ -24,9 +24,8 @@ class ThresholdSpace:
     unit: str  # nats, normalised entropy, … shown to users
     replay: bool = True  # settings never change later states, so one recording is enough to replay all
     grid: tuple[float, ...] = ()  # values to try where nothing can be replayed, cheapest first, without `full_value`
-    extra_settings: Callable[[Network], list[dict[str, Any]]] | None = (
-        None  # settings of a network to try besides the grid
-    )
+    # settings of a network to try besides the grid
+    extra_settings: Callable[[Network], list[dict[str, Any]]] | None = None
     per_exit: bool = True  # where settings replay: calibration may also choose a threshold for every exit
 
 
