@@ -34,7 +34,7 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
     tell, other = (
         [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], runs.WORDS)
     )
-    by_word = dict(zip(depths.pieces.tolist(), depths.at(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
+    by_word = dict(zip(depths.pieces.tolist(), depths.depths_for(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
     assert [by_word[i] for i in tell] == [1, 1]  # what tells the label goes least deep
     assert max(by_word[i] for i in other) == 3 and sum(by_word[i] for i in other) > len(other)
     texts = [row["text"] for row in runs.rows("classification", 8, seed=3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,20 +25,23 @@ def normalised_entropy(logits: Tensor) -> Tensor:
 
 def row_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """Return the largest entropy among a row's answers, in nats."""  # [rows]
-    answers, row_of_answer = _answers(task, logits, packed)
-    return largest_in_row(entropy(answers), row_of_answer, packed.count)
+    return row_uncertainty(task, logits, packed, entropy)
 
 
 def row_normalised_entropy(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """Return the largest normalised entropy among a row's answers: 0 certain … 1 uniform."""  # [rows]
-    answers, row_of_answer = _answers(task, logits, packed)
-    return largest_in_row(normalised_entropy(answers), row_of_answer, packed.count)
+    return row_uncertainty(task, logits, packed, normalised_entropy)
 
 
 def row_least_confidence(task: Task, logits: Tensor, packed: Packed) -> Tensor:
     """Return one minus the probability of the best answer, the largest among a row's answers."""  # [rows]
+    return row_uncertainty(task, logits, packed, lambda answers: 1.0 - answers.float().softmax(-1).amax(-1))
+
+
+def row_uncertainty(task: Task, logits: Tensor, packed: Packed, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the largest uncertainty among a row's answers, where `measure` maps logits [n, C] to uncertainties [n]."""
     answers, row_of_answer = _answers(task, logits, packed)
-    return largest_in_row(1.0 - answers.float().softmax(-1).amax(-1), row_of_answer, packed.count)
+    return largest_in_row(measure(answers), row_of_answer, packed.count)
 
 
 def same_answers(task: Task, before: Tensor, now: Tensor, packed: Packed, tolerance: float) -> Tensor:
