@@ -31,7 +31,7 @@ from offramp import __version__, engines
 from offramp.commands.predict import predict_stream
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
-from offramp.evaluation.bench_file import package_versions
+from offramp.evaluation.bench import package_versions
 from offramp.evaluation.contenders import check_names, load_predictor, settings_for_budget
 from offramp.evaluation.peers import BenchModel, EngineVariant
 from offramp.evaluation.result_cells import data_and_split, hardware, model_name
@@ -49,7 +49,7 @@ Row = Mapping[str, Any]
 class GrowthSetup:
     """What is measured, and how often."""
 
-    ground: BenchModel
+    model: BenchModel
     variant: EngineVariant
     budget: str = "1.0"
     batch_size: int = 32
@@ -109,8 +109,8 @@ def _write_rows(path: Path, rows: Sequence[Row], size: int) -> str:
 
 def predict_files(setup: GrowthSetup, sources: Sequence[str], output: str) -> list[float]:
     """Predict one file after the other in a fresh process; return the seconds of each, without the start."""
-    torch.set_num_threads(setup.ground.threads)
-    model = load_predictor(setup.ground, setup.variant)
+    torch.set_num_threads(setup.model.threads)
+    model = load_predictor(setup.model, setup.variant)
     settings, taken = settings_for_budget(model, setup.budget), []
     for source in sources:
         started = time.perf_counter()
@@ -137,9 +137,9 @@ def measure_startup(setup: GrowthSetup, rows: Sequence[Row]) -> dict[str, Any]:
 
 def first_prediction(setup: GrowthSetup, row: Row) -> float:
     """Load the model and predict one row in a fresh process; return the seconds."""
-    torch.set_num_threads(setup.ground.threads)
+    torch.set_num_threads(setup.model.threads)
     started = time.perf_counter()
-    model = load_predictor(setup.ground, setup.variant)
+    model = load_predictor(setup.model, setup.variant)
     encoded = model.prepare([row])
     model.finish([row], encoded, model.run(encoded, settings_for_budget(model, setup.budget), 1))
     return time.perf_counter() - started
@@ -157,15 +157,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if not rows:
         raise OfframpError("rows to measure on", f"none in {options.data}", "give a file with rows")
     names = [name.strip() for name in options.engines.split(",")]
-    check_names(names, [engines.AUTO, *engines.names()], "engines of ours")
+    check_names(names, [engines.AUTO, *engines.names()], "engines of Offramp")
     threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     model, found = Predictor.load(options.run, "torch"), []
     model.task.check_inputs(rows, options.data)
-    ground = BenchModel(options.run, model.task.auto_class, "", threads)
+    bench_model = BenchModel(options.run, model.task.auto_class, "", threads)
     for engine in dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in names):
         variant = EngineVariant(engine, options.precision)
-        setup = GrowthSetup(ground, variant, options.budget, options.batch_size, options.rounds)
+        setup = GrowthSetup(bench_model, variant, options.budget, options.batch_size, options.rounds)
         numbers = (
             measure_startup(setup, rows) if options.part == "startup" else measure_growth(setup, rows, options.sizes)
         )

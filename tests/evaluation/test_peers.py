@@ -1,4 +1,4 @@
-"""Peers answer what our full model answers, on every backbone they can be asked about."""
+"""Peers return the logits of Offramp's full model, on every backbone that they support."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet_transformers, save_run
 from tests import runs, tiny, tiny_tokenizers
 
-NO_SDPA = {"alberta"}  # attention with relative positions: only the eager kind
+NO_SDPA = {"alberta"}  # attention with relative positions exists in eager form only
 
 
 def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
-    """A run of the full model that was never trained."""
+    """Write an untrained run of the full model."""
     tokenizer, method = tiny_tokenizers.wordpiece(), methods.get("full")
     task = tasks.get(runs.TASKS[kind]).from_rows(runs.rows(kind, 8), "rows")
     shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
@@ -36,7 +36,7 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
 
 
 def both(run: Path, peer: str, variant: EngineVariant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
-    """A ragged batch as our full model answers it, and as a peer does."""
+    """Return the logits of a ragged batch from the full model and from a peer."""
     ours = Predictor(load_run(run), engine="torch")
     rows = ours.prepare(runs.rows(kind, 5, 1))
     ground = BenchModel(str(run), ours.task.auto_class, str(run), 1)
@@ -51,7 +51,7 @@ def close(pair: tuple[list[Any], list[Any]], atol: float = 1e-4) -> bool:
 
 @pytest.mark.parametrize("backbone", tiny.BACKBONES)
 @pytest.mark.parametrize("engine", ["hf-eager", "hf-sdpa"])
-def test_hugging_face_is_our_full_model(tmp_path: Path, backbone: str, engine: str) -> None:
+def test_hugging_face_equals_the_full_model(tmp_path: Path, backbone: str, engine: str) -> None:
     run = folder(tmp_path, backbone)
     if engine == "hf-sdpa" and backbone in NO_SDPA:
         with pytest.raises(ValueError, match="does not support an attention implementation"):
@@ -61,17 +61,17 @@ def test_hugging_face_is_our_full_model(tmp_path: Path, backbone: str, engine: s
 
 
 @pytest.mark.parametrize("kind", ["tagging", "question_answering", "regression"])
-def test_every_kind_of_answer(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_logits_equals_the_full_model(tmp_path: Path, kind: str) -> None:
     assert close(both(folder(tmp_path, "bert", kind), "hf", EngineVariant("hf-sdpa", "fp32"), kind))
 
 
-def test_bfloat16_is_near(tmp_path: Path) -> None:
+def test_bfloat16_is_close(tmp_path: Path) -> None:
     pair = both(folder(tmp_path, "bert"), "hf", EngineVariant("hf-sdpa", "bf16"))
     assert not close(pair) and close(pair, 0.5)
 
 
 @pytest.mark.parametrize("backbone", ["bert", "distilbert"])  # with token types, and without
-def test_compiled_graphs_are_our_full_model(tmp_path: Path, backbone: str) -> None:
+def test_compiled_graphs_equal_the_full_model(tmp_path: Path, backbone: str) -> None:
     run = folder(tmp_path, backbone)
     assert close(both(run, "onnxruntime", EngineVariant("onnxruntime", "fp32")))
     assert close(both(run, "openvino", EngineVariant("openvino-graph", "fp32")))
@@ -81,27 +81,27 @@ def test_compiled_graphs_are_our_full_model(tmp_path: Path, backbone: str) -> No
         assert close(both(run, "openvino", EngineVariant("openvino-graph", "bf16")), 0.5)
 
 
-def test_torch_compile_gets_the_same_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_hf_compile_compiles_the_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
 
     def compile_nothing(model: Any, dynamic: bool) -> Any:  # the real one takes a compiler and a minute
-        asked.append(dynamic)
+        compiled.append(dynamic)
         return model
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    assert close(both(folder(tmp_path, "bert"), "hf-compile", EngineVariant("hf-compile", "fp32"))) and asked == [True]
+    assert close(both(folder(tmp_path, "bert"), "hf-compile", EngineVariant("hf-compile", "fp32"))) and compiled == [True]
 
 
 @pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
+def test_missing_package_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
     _runtime.library.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OfframpError, match=rf"'{package}' is not installed"):
         peers.get(peer).load(BenchModel("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])
 
 
-def test_nothing_phones_home(tmp_path: Path) -> None:
-    """The sender is absent while OpenVINO is imported, and so from its converter."""
+def test_openvino_telemetry_is_not_imported(tmp_path: Path) -> None:
+    """The telemetry module is absent while OpenVINO is imported, so its converter uses the stub."""
     run = str(folder(tmp_path, "bert"))
     script = f"""
 import sys
@@ -116,13 +116,13 @@ print(convert_impl.tm.__name__, telemetry_utils.tm.__name__, "openvino_telemetry
     assert done.stdout.split() == [stub, stub, "False"] and (tmp_path / "graph.xml").is_file(), done.stderr
 
 
-def test_the_folder_is_the_list() -> None:
+def test_peer_files_are_the_list() -> None:
     assert peers.names() == ["hf", "hf-compile", "onnxruntime", "openvino"]
     with pytest.raises(OfframpError, match="hf, hf-compile"):
         peers.get("tensorflow")
 
 
-def test_padding_and_the_way_back(tmp_path: Path) -> None:
+def test_pad_batch_and_unpad_logits(tmp_path: Path) -> None:
     rows = Predictor(load_run(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
     made = _padded.pad_batch(rows, 9)
     assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]

@@ -1,13 +1,15 @@
-"""`offramp bench` as a function: saved operations against saved time, and against everybody else, on this machine.
+"""The bench: saved operations compared with saved time, and with other runtimes, on this machine.
 
-All contenders live in one process and answer the same batches in turn. The clock runs from token ids (lists) to logits
-(arrays): packing or padding, the model, and for ours the accounting of compute, are in; tokenising is the same for all
-and told apart. Every number is written with what it takes to repeat it.
+All contenders run in one process and take turns on the same batches. The clock runs from token ids (lists) to logits
+(arrays): packing or padding, the model and, for Offramp, the accounting of compute are included; tokenising is the same
+for all and reported separately. A bench file holds every number with what is needed to repeat it; it is written after
+each group of measurements, and an interrupted file is continued.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,9 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp import __version__
 from offramp.engines import AUTO
 from offramp.errors import OfframpError
-from offramp.evaluation import bench_file as benchfile
+from offramp.evaluation.bench_data import ORDERS, BenchData, Exits, Predictions, Row, prepare_bench_data
 from offramp.evaluation.contenders import (
     FULL,
     Contender,
@@ -31,15 +34,35 @@ from offramp.evaluation.contenders import (
     open_contender,
     settings_for_budget,
 )
-from offramp.evaluation.course import ORDERS, BenchData, Exits, Predictions, Row, prepare_bench_data
 from offramp.evaluation.peers import BenchModel, EncodedBatch
-from offramp.evaluation.subprocesses import run_fresh
+from offramp.evaluation.result_cells import data_and_split, model_name
+from offramp.evaluation.subprocesses import MEMORY_MEASURE, run_fresh
 from offramp.evaluation.timing import time_in_turns, turn_count
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
+from offramp.utils.files import read_json, write_json
+from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
-Disagreement = dict[str, float | None]  # answers and exits; None: there are none to compare
+Disagreement = dict[str, float | None]  # of predictions and of exits; None: there are none to compare
+PACKAGES = ("torch", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
+VOLATILE = ("date", "rows", "failed", "unfinished", "tokenise_ms_per_row", "command")  # may differ when continued
+METHOD = {
+    "clock": "from token ids (lists) to logits (arrays), packing or padding included, tokenising left out; one process",
+    "order": "given: batches in the order of the rows; sorted: batches of rows sorted by length; the same for all",
+    "rounds": "contenders take turns of up to 32 calls, one untimed call before each turn; a first pass warms up",
+    "rows_per_second": "rows ÷ the sum over calls of the median over rounds; …_best: of the least over rounds",
+    "p50_ms, p95_ms": "percentiles over calls (batches) of the median over rounds",
+    "peak_mb": f"{MEMORY_MEASURE}; the two batches with most cells",
+    "realised_over_promised": "speed-up over Offramp's own full model (every layer, if its full settings already save) "
+    "in the same engine, precision, batch size and order, "
+    "times the share of MACs; mac_share counts what was really computed on these rows",
+    "over_fastest_peer": "rows a second ÷ those of the fastest peer of equal precision, batch size and order",
+    "disagrees_with_fp32": "compared with the same engine and settings in fp32 in this bench, row by row; answers: the "
+    "task's own disagreement, mean over rows (labels: the share of rows with another one; tags: of words; spans: "
+    "1 − F1; values: the difference, at most 1); exits: the share of rows that exit at another layer; null: nothing to "
+    "compare",
+}
 
 
 @dataclass(frozen=True)
@@ -64,26 +87,26 @@ class BenchPlan:
             given = f"batch sizes {list(self.batch_sizes)}, {self.rounds} rounds, {self.threads} threads"
             raise OfframpError("how to measure", given, "give whole numbers from 1 on")
         if not self.engines or not self.precisions:
-            raise OfframpError("somebody to measure", "no engine or no precision", "give e.g. --engines torch")
+            raise OfframpError("something to measure", "no engine or no precision", "give e.g. --engines torch")
 
     def groups(self) -> list[tuple[int, str]]:
-        """Batch sizes and orders, each measured for itself; single rows have but one order."""
+        """Return the pairs of batch size and order that are measured; single rows have one order only."""
         first = "given" if "given" in self.orders else "sorted"
         return [(size, order) for size in self.batch_sizes for order in self.orders if size > 1 or order == first]
 
 
 class BenchWatcher(Protocol):
-    """Who is told what happens."""
+    """Receives the progress of a bench."""
 
     def phase(self, name: str, total: int) -> None:
-        """A new part of the work, of so many steps."""
+        """Receive the beginning of a phase and its number of steps."""
 
     def tick(self) -> None:
-        """One step done."""
+        """Receive the end of a step."""
 
 
 class SilentWatcher:
-    """Ignores how far a bench is."""
+    """Ignores the progress of a bench."""
 
     def phase(self, name: str, total: int) -> None:
         """Ignore the beginning of a phase."""
@@ -94,69 +117,70 @@ class SilentWatcher:
 
 @dataclass(frozen=True)
 class BenchMeasurement:
-    """One contender on one group."""
+    """One contender on one batch size and order."""
 
     seconds: Array  # [calls, rounds]
     metrics: dict[str, float]
-    share: float | None  # of the full model's MACs; None for peers, who spend all
+    share: float | None  # of the full model's MACs; None for peers, which compute everything
     peak_mb: float | None
-    disagrees: Disagreement | None = None  # with the same in fp32; None: it is, or was not measured
+    disagrees: Disagreement | None = None  # with the same contender in fp32; None: not compared
 
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What somebody said in the first pass."""
+    """What one contender returned in the untimed first pass."""
 
     metrics: dict[str, float]
     share: float | None
-    answers: Predictions | None
+    predictions: Predictions | None
     exits: Exits | None  # None for peers
 
 
 @dataclass(frozen=True)
 class BenchOutput:
-    """Where a bench file goes, where conversions are kept, and what the file says of its origin."""
+    """Where the bench file is written, where peers keep converted models, and the command for the file."""
 
-    keep: Path | None
+    path: Path | None
     work: str
     command: str
 
 
 def run_bench(
-    run: str, rows: Sequence[Row], source: str, plan: BenchPlan, where: BenchOutput, watch: BenchWatcher
+    run: str, rows: Sequence[Row], source: str, plan: BenchPlan, output: BenchOutput, watcher: BenchWatcher
 ) -> dict[str, Any]:
-    """Measure all groups; the file is written after each, and a file that was cut short is gone on with."""
+    """Measure all groups; write the file after each, and continue an interrupted file. Return its content."""
     if not rows:
         raise OfframpError("rows to measure on", f"none in {source}", "give a file with labelled rows")
     torch.set_num_threads(plan.threads)
     model = Predictor.load(run, "torch")
-    lane = prepare_bench_data(model, rows, source)
-    ground = BenchModel(run, model.task.auto_class, where.work, plan.threads)
+    data = prepare_bench_data(model, rows, source)
     budgets = plan.budgets if FULL in plan.budgets else (FULL, *plan.budgets)
-    field = Contenders(ground, [(budget, settings_for_budget(model, budget)) for budget in budgets])
-    if isinstance(whole := full_settings(model), EveryLayer):
-        field.labels.insert(0, (whole.label, whole))
-    entered = list_contenders(field, plan.engines, plan.against, plan.precisions)
-    about = benchfile.bench_header(model, lane, source, where.command, {**asdict(plan), "seed": _seed(run)})
-    entries = benchfile.finished_entries(where.keep, about)
-    known = {(entry["batch_size"], entry["order"]) for entry in entries}
-    missing = [group for group in plan.groups() if group not in known]
+    bench_model = BenchModel(run, model.task.auto_class, output.work, plan.threads)
+    contenders = Contenders(bench_model, [(budget, settings_for_budget(model, budget)) for budget in budgets])
+    if isinstance(full := full_settings(model), EveryLayer):
+        contenders.labels.insert(0, (full.label, full))
+    listed = list_contenders(contenders, plan.engines, plan.against, plan.precisions)
+    header = bench_header(model, data, source, output.command, {**asdict(plan), "seed": _seed(run)})
+    entries = finished_entries(output.path, header)
+    finished = {(entry["batch_size"], entry["order"]) for entry in entries}
+    missing = [group for group in plan.groups() if group not in finished]
     if missing:
-        watch.phase("opening everybody", len(entered))
-        for contender in entered:
-            field.enter(contender)
-            watch.tick()
-    made: dict[str, Any] = {}
-    for place, (size, order) in enumerate([*missing, (0, "")]):
-        unfinished = [list(group) for group in missing[place:]]
-        failed = [asdict(one) for one in field.failed]
-        made = {**about, "date": _today(), "rows": entries, "failed": failed, "unfinished": unfinished}
-        if where.keep is not None:
-            benchfile.write(where.keep, made)
+        watcher.phase("opening engines and runtimes", len(listed))
+        for contender in listed:
+            contenders.open(contender)
+            watcher.tick()
+    content: dict[str, Any] = {}
+    for number, group in enumerate([*missing, (0, "")]):
+        unfinished = [list(group) for group in missing[number:]]
+        failed = [asdict(one) for one in contenders.failed]
+        today = datetime.date.today().isoformat()
+        content = {**header, "date": today, "rows": entries, "failed": failed, "unfinished": unfinished}
+        if output.path is not None:
+            write_json(output.path, content)
         if unfinished:
-            found = measure_group(field, lane, (size, order), plan, watch)
-            entries = [*entries, *benchfile.bench_entries(found, field.labels, len(rows), (size, order))]
-    return made
+            found = measure_group(contenders, data, group, plan, watcher)
+            entries = [*entries, *bench_entries(found, contenders.labels, len(rows), group)]
+    return content
 
 
 def _seed(run: str) -> int | None:
@@ -164,85 +188,192 @@ def _seed(run: str) -> int | None:
     return seed
 
 
-def _today() -> str:
-    return datetime.date.today().isoformat()
-
-
 def measure_group(
-    field: Contenders, lane: BenchData, group: tuple[int, str], plan: BenchPlan, watch: BenchWatcher
+    contenders: Contenders, data: BenchData, group: tuple[int, str], plan: BenchPlan, watcher: BenchWatcher
 ) -> dict[Contender, BenchMeasurement]:
-    """One batch size in one order: a pass to warm up and to score, interleaved rounds, then memory."""
+    """Measure one batch size in one order: an untimed pass to warm up and score, timed rounds, then memory."""
     size, order = group
-    calls = lane.calls(size, order)
-    batches = [lane.batch(call) for call in calls]
-    watch.phase(f"batch {size}, rows {order}: warming up", len(field.opened))
-    scored = dict(_first_pass(field, lane, calls, watch))
+    calls = data.calls(size, order)
+    batches = [data.batch(call) for call in calls]
+    watcher.phase(f"batch {size}, rows {order}: warming up", len(contenders.opened))
+    scored = dict(_first_pass(contenders, data, calls, watcher))
     names = list(scored)
-    watch.phase(f"batch {size}, rows {order}: measuring", turn_count(len(names), len(calls), plan.rounds))
+    watcher.phase(f"batch {size}, rows {order}: measuring", turn_count(len(names), len(calls), plan.rounds))
 
     def work(contender: Contender, batch: EncodedBatch) -> ContenderOutput:
-        return field.opened[contender](batch)
+        return contenders.opened[contender](batch)
 
-    taken = time_in_turns(work, names, batches, plan.rounds, watch.tick) if names else {}
+    taken = time_in_turns(work, names, batches, plan.rounds, watcher.tick) if names else {}
     peaks: dict[Contender, float | None] = dict.fromkeys(names)
     if plan.memory:
-        watch.phase(f"batch {size}, rows {order}: memory", len(names))
-        peaks = {name: _peak(field.ground, name, lane.heaviest(calls), watch) for name in names}
+        watcher.phase(f"batch {size}, rows {order}: memory", len(names))
+        peaks = {name: _peak(contenders.model, name, data.heaviest(calls), watcher) for name in names}
     return {
-        name: BenchMeasurement(taken[name], one.metrics, one.share, peaks[name], _disagrees(lane, name, scored))
+        name: BenchMeasurement(taken[name], one.metrics, one.share, peaks[name], _disagreement(data, name, scored))
         for name, one in scored.items()
     }
 
 
-def _disagrees(lane: BenchData, contender: Contender, scored: Mapping[Contender, FirstPass]) -> Disagreement | None:
-    """How often somebody in low precision answers or leaves otherwise than the same one in fp32."""
+def _disagreement(data: BenchData, contender: Contender, scored: Mapping[Contender, FirstPass]) -> Disagreement | None:
+    """Return how often a contender in low precision predicts or exits differently from itself in fp32."""
     one, exact = scored[contender], scored.get(replace(contender, precision="fp32"))
     if exact is None or contender.precision == "fp32":
         return None
     answers = exits = None
-    if one.answers is not None and exact.answers is not None:
-        answers = round(float(np.mean(lane.task.disagreement(one.answers, exact.answers))), 6)
+    if one.predictions is not None and exact.predictions is not None:
+        answers = round(float(np.mean(data.task.disagreement(one.predictions, exact.predictions))), 6)
     if one.exits is not None and exact.exits is not None:
-        exits = round(lane.moved(one.exits, exact.exits), 6)
+        exits = round(data.moved(one.exits, exact.exits), 6)
     return {"answers": answers, "exits": exits}
 
 
 def _first_pass(
-    field: Contenders, lane: BenchData, calls: Sequence[list[int]], watch: BenchWatcher
+    contenders: Contenders, data: BenchData, calls: Sequence[list[int]], watcher: BenchWatcher
 ) -> Iterator[tuple[Contender, FirstPass]]:
-    """Everybody answers every batch once, off the clock: metrics, and of ours the share of MACs and the exits."""
-    for contender in list(field.opened):
-        notes: list[Any] = [None] * len(lane.data.encoded)
-        spent, exits = 0.0, np.zeros(len(notes))
+    """Run every batch once on every contender, untimed: metrics and, for Offramp, share of MACs and exits."""
+    for contender in list(contenders.opened):
+        outputs: list[Any] = [None] * len(data.data.encoded)
+        spent, exits = 0.0, np.zeros(len(outputs))
         try:
             for call in calls:
-                said = field.opened[contender](lane.batch(call))
-                spent += 0.0 if said.macs is None else float(said.macs.sum())
-                exits[call] = 0.0 if said.exits is None else said.exits
-                for place, note in zip(call, lane.note(call, said.logits), strict=True):
-                    notes[place] = note
+                result = contenders.opened[contender](data.batch(call))
+                spent += 0.0 if result.macs is None else float(result.macs.sum())
+                exits[call] = 0.0 if result.exits is None else result.exits
+                for row, output in zip(call, data.scorable(call, result.logits), strict=True):
+                    outputs[row] = output
         except Exception as error:  # a graph that converts may still not run
-            field.drop(contender, error)
+            contenders.drop(contender, error)
         else:
-            answers = lane.answers(notes)
-            share, left = (None, None) if contender.peer else (spent / lane.full_macs, exits)
-            yield contender, FirstPass(lane.score(notes, answers), share, answers, left)
-        watch.tick()
+            predictions = data.predictions(outputs)
+            share, row_exits = (None, None) if contender.peer else (spent / data.full_macs, exits)
+            yield contender, FirstPass(data.score(outputs, predictions), share, predictions, row_exits)
+        watcher.tick()
 
 
 def _peak(
-    ground: BenchModel, contender: Contender, batches: Sequence[EncodedBatch], watch: BenchWatcher
+    model: BenchModel, contender: Contender, batches: Sequence[EncodedBatch], watcher: BenchWatcher
 ) -> float | None:
-    watch.tick()
+    watcher.tick()
     try:
-        return run_fresh(run_alone, ground, contender, batches, library=contender.peer or contender.engine).peak_mb
-    except (OfframpError, RuntimeError):  # it ran in this process: its memory stays unknown, its times do not
+        return run_fresh(run_alone, model, contender, batches, library=contender.peer or contender.engine).peak_mb
+    except (OfframpError, RuntimeError):  # it ran in this process: its memory stays unknown, its times are valid
         return None
 
 
-def run_alone(ground: BenchModel, contender: Contender, batches: Sequence[EncodedBatch]) -> None:
-    """What a fresh process does to show its memory."""
-    torch.set_num_threads(ground.threads)
-    answer = open_contender(ground, contender)
+def run_alone(model: BenchModel, contender: Contender, batches: Sequence[EncodedBatch]) -> None:
+    """Run batches on one contender in a fresh process, so that its memory can be measured."""
+    torch.set_num_threads(model.threads)
+    run = open_contender(model, contender)
     for batch in batches:
-        answer(batch)
+        run(batch)
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def bench_header(
+    model: Predictor, data: BenchData, source: str, command: str, plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all fields of a bench file except its entries."""
+    lengths = [len(row.ids) for row in data.data.encoded]
+    return {
+        "hardware": hardware(),
+        "data": "/".join(data_and_split(source)),
+        "model": model_name(model.model.base_model),
+        "method": model.model.method.name,
+        "metric": data.task.metric,
+        "peers_run": "the plain Hugging Face model of the folder, which is "
+        + ("our full model" if model.model.method.hf_equal else "not our full model: this method changes it"),
+        "row_count": len(data.data.rows),
+        "tokens": {"mean": round(float(np.mean(lengths)), 2), "p95": float(np.percentile(lengths, 95))},
+        "tokenise_ms_per_row": round(data.tokenise_ms, 4),
+        "measured": METHOD,
+        "plan": {key: list(value) if isinstance(value, tuple) else value for key, value in plan.items()},
+        "threads": plan["threads"],
+        "seed": plan["seed"],
+        "command": command,
+        "version": __version__,
+        "versions": package_versions(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that matter for speed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def bench_entries(
+    found: Mapping[Contender, BenchMeasurement], labels: Sequence[tuple[str, Any]], rows: int, group: tuple[int, str]
+) -> list[dict[str, Any]]:
+    """Return one entry for each peer and for each budget of Offramp."""
+    entries: list[dict[str, Any]] = []
+    for contender, one in found.items():
+        numbers = {"batch_size": group[0], "order": group[1], **_times(one, rows)}
+        base = {"engine": contender.engine, "precision": contender.precision, "peer": contender.peer is not None}
+        if contender.peer is not None:
+            entries.append({**base, "budget": None, **numbers, "mac_share": 1.0, "realised_over_promised": None})
+            continue
+        reference = dict(labels).get(EveryLayer.label, dict(labels)[FULL])
+        full = found.get(Contender(contender.engine, contender.precision, None, reference))
+        for label in (label for label, settings in labels if settings == contender.settings):
+            compute = {"mac_share": round(one.share or 0.0, 6), **_realised(one, full)}
+            entries.append({**base, "budget": _number(label), **numbers, **compute})
+    return [{**entry, **_over_peers(entry, entries)} for entry in entries]
+
+
+def _times(one: BenchMeasurement, rows: int) -> dict[str, Any]:
+    """Return the fields of one contender that need no other contender."""
+    middle, best = np.median(one.seconds, axis=1), one.seconds.min(axis=1)
+    return {
+        "rows_per_second": round(rows / float(middle.sum()), 3),
+        "rows_per_second_best": round(rows / float(best.sum()), 3),
+        "p50_ms": round(1000 * float(np.percentile(middle, 50)), 4),
+        "p95_ms": round(1000 * float(np.percentile(middle, 95)), 4),
+        "peak_mb": None if one.peak_mb is None else round(one.peak_mb, 1),
+        "metrics": one.metrics,
+        "disagrees_with_fp32": one.disagrees,
+    }
+
+
+def _realised(one: BenchMeasurement, full: BenchMeasurement | None) -> dict[str, Any]:
+    """Return the measured speed-up, and its ratio to the speed-up that the saved MACs promise."""
+    if full is None or one.share is None or full.share is None:
+        return {"speed_up": None, "realised_over_promised": None, "realised_over_promised_best": None}
+    share = one.share / full.share
+    faster = float(np.median(full.seconds, axis=1).sum() / np.median(one.seconds, axis=1).sum())
+    best = float(full.seconds.min(axis=1).sum() / one.seconds.min(axis=1).sum())
+    return {
+        "speed_up": round(faster, 4),
+        "realised_over_promised": round(faster * share, 4),
+        "realised_over_promised_best": round(best * share, 4),
+    }
+
+
+def _over_peers(entry: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how much faster an entry is than the fastest peer of the same precision."""
+    rates = [e["rows_per_second"] for e in group if e["peer"] and e["precision"] == entry["precision"]]
+    fastest = max(rates, default=None)
+    return {"over_fastest_peer": round(entry["rows_per_second"] / fastest, 4) if fastest else None}
+
+
+def _number(budget: str) -> float | str:
+    try:
+        return float(budget)
+    except ValueError:
+        return budget
+
+
+def finished_entries(path: Path | None, header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of an interrupted file that measures the same thing on the same machine."""
+    if path is None or not path.is_file():
+        return []
+    content = read_json(path)
+    same = isinstance(content, dict) and all(content.get(k) == v for k, v in header.items() if k not in VOLATILE)
+    entries: list[dict[str, Any]] = content["rows"] if same and content.get("unfinished") else []
+    return entries

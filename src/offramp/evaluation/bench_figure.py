@@ -33,8 +33,8 @@ def draw_bench(file: Entry, path: Path) -> None:
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.6 * lines + 0.8), dpi=150, layout="constrained")
     styles: dict[str, tuple[str, str]] = {}
-    for place, ((size, order), entries) in enumerate(panels):
-        axes = figure.add_subplot(lines, columns, place + 1)
+    for number, ((size, order), entries) in enumerate(panels, 1):
+        axes = figure.add_subplot(lines, columns, number)
         _panel(axes, entries, file["metric"], styles)
         axes.set_title(f"batch {size}" + (", sorted by length" if order == "sorted" else ", as given"), fontsize=10)
     labelled = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]

@@ -1,4 +1,7 @@
-"""Who is measured: our model on each engine at each budget, and the peers; whoever cannot start is told, not fatal."""
+"""What a bench measures: Offramp on each engine at each budget, and the peers.
+
+A contender that cannot be opened or run is recorded with the reason; the others are measured all the same.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ FULL = "1.0"
 
 @dataclass(frozen=True)
 class EveryLayer:
-    """Instead of settings: every token through every layer, where a method's loosest setting already saves."""
+    """Stands for settings: every token goes through every layer, if even a method's full settings save compute."""
 
     label: ClassVar[str] = "every layer"
 
 
 class ContenderOutput(NamedTuple):
-    """What somebody answered to a batch; what it spent and where rows left, if it is ours."""
+    """The logits of a batch; for Offramp also the compute and the exit layer of each row."""
 
     logits: Logits
     macs: NDArray[np.float64] | None = None
@@ -44,12 +47,12 @@ Runner = Callable[[EncodedBatch], ContenderOutput]
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody to measure. Pickles, so that another process can open the same."""
+    """One thing to measure. It pickles, so that another process can open the same contender."""
 
     engine: str
     precision: str
-    peer: str | None = None  # a file of study/peers; None: ours
-    settings: Any = None  # ours: the method's settings
+    peer: str | None = None  # the name of a peer; None: Offramp
+    settings: Any = None  # of Offramp: the method's settings
 
     def __str__(self) -> str:
         return f"{self.engine} {self.precision}"
@@ -57,7 +60,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class FailedContender:
-    """Somebody who could not be measured, and why."""
+    """A contender that could not be measured, and the reason."""
 
     engine: str
     precision: str
@@ -66,112 +69,111 @@ class FailedContender:
 
 @dataclass
 class Contenders:
-    """The contenders that can be opened, each once; what a user asked for under which names."""
+    """The open contenders, those that failed, and the settings of every budget."""
 
-    ground: BenchModel
-    labels: list[tuple[str, Any]]  # budgets as they were written, and the settings they buy
+    model: BenchModel
+    labels: list[tuple[str, Any]]  # budgets as they were written, and their settings
     failed: list[FailedContender] = field(default_factory=list)
     opened: dict[Contender, Runner] = field(default_factory=dict)
-    _ours: dict[EngineVariant, Predictor] = field(default_factory=dict)
+    predictors: dict[EngineVariant, Predictor] = field(default_factory=dict)  # each is loaded once
 
-    def enter(self, contender: Contender) -> None:
-        """Open a contender and let it answer nothing yet; note why if it cannot."""
+    def open(self, contender: Contender) -> None:
+        """Open a contender, or record why it cannot be opened."""
         try:
-            self.opened[contender] = self._open(contender)
-        except Exception as error:  # foreign runtimes raise what they like
+            self.opened[contender] = self._runner(contender)
+        except Exception as error:  # other runtimes raise errors of any class
             self.drop(contender, error)
 
     def drop(self, contender: Contender, error: Exception) -> None:
-        """Leave a contender out from now on."""
+        """Leave a contender out from now on, and record the reason."""
         self.opened.pop(contender, None)
-        told = FailedContender(contender.engine, contender.precision, failure_reason(error))
-        if told not in self.failed:
-            self.failed.append(told)
+        failed = FailedContender(contender.engine, contender.precision, failure_reason(error))
+        if failed not in self.failed:
+            self.failed.append(failed)
 
-    def _open(self, contender: Contender) -> Runner:
+    def _runner(self, contender: Contender) -> Runner:
         if contender.peer is not None:
-            return peer_runner(self.ground, contender)
+            return peer_runner(self.model, contender)
         variant = EngineVariant(contender.engine, contender.precision)
-        if variant not in self._ours:
-            self._ours[variant] = load_predictor(self.ground, variant)
-        return predictor_runner(self._ours[variant], contender.settings)
+        if variant not in self.predictors:
+            self.predictors[variant] = load_predictor(self.model, variant)
+        return predictor_runner(self.predictors[variant], contender.settings)
 
 
 def failure_reason(error: Exception) -> str:
-    """Why somebody is not in the table, in a line."""
+    """Return in one line why a contender is missing."""
     if isinstance(error, OfframpError):
         return f"{error.given}; {error.fix}"
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def load_predictor(ground: BenchModel, variant: EngineVariant) -> Predictor:
-    """Our model on an engine."""
-    return Predictor.load(ground.run, variant.engine, cast(Precision, variant.precision), ground.threads)
+def load_predictor(model: BenchModel, variant: EngineVariant) -> Predictor:
+    """Load the run on one of Offramp's engines."""
+    return Predictor.load(model.run, variant.engine, cast(Precision, variant.precision), model.threads)
 
 
 def predictor_runner(model: Predictor, settings: Any) -> Runner:
-    """Our model at one setting, by the same path that `predict` takes."""
+    """Return a function that runs a batch at one setting, by the same path as `predict`."""
 
-    def answer(batch: EncodedBatch) -> ContenderOutput:
+    def run(batch: EncodedBatch) -> ContenderOutput:
         if isinstance(settings, EveryLayer):
-            made = run_encoded(model.network, model.engine, Policy(), batch, len(batch))
+            output = run_encoded(model.network, model.engine, Policy(), batch, len(batch))
         else:
-            made = model.run(batch, settings, len(batch))
-        return ContenderOutput(made.logits, made.macs, made.exit_layer)
+            output = model.run(batch, settings, len(batch))
+        return ContenderOutput(output.logits, output.macs, output.exit_layer)
 
-    return answer
+    return run
 
 
-def peer_runner(ground: BenchModel, contender: Contender) -> Runner:
-    """A static runtime."""
-    run = peers.get(contender.peer or "").load(ground, EngineVariant(contender.engine, contender.precision))
+def peer_runner(model: BenchModel, contender: Contender) -> Runner:
+    """Return a function that runs a batch on a static runtime."""
+    run = peers.get(contender.peer or "").load(model, EngineVariant(contender.engine, contender.precision))
     return lambda batch: ContenderOutput(run(batch))
 
 
-def open_contender(ground: BenchModel, contender: Contender) -> Runner:
-    """A contender in a process that has no other."""
+def open_contender(model: BenchModel, contender: Contender) -> Runner:
+    """Open one contender in a process of its own."""
     if contender.peer is not None:
-        return peer_runner(ground, contender)
-    return predictor_runner(
-        load_predictor(ground, EngineVariant(contender.engine, contender.precision)), contender.settings
-    )
+        return peer_runner(model, contender)
+    variant = EngineVariant(contender.engine, contender.precision)
+    return predictor_runner(load_predictor(model, variant), contender.settings)
 
 
 def full_settings(model: Predictor) -> Any:
-    """What savings are held against: the loosest setting, or everything where that is cheaper already."""
+    """Return what savings are compared with: the method's full settings, or every layer if those already save."""
     method = model.model.method
     return method.settings() if method.hf_equal or isinstance(method.space, FixedSpace) else EveryLayer()
 
 
 def settings_for_budget(model: Predictor, budget: str) -> Any:
-    """Settings for a budget as it is written: a share, `default`, `max-loss=0.01`, `risk=0.01`, `latency=5ms`."""
+    """Return the settings for a budget as text: a share, `default`, `max-loss=0.01`, `risk=0.01`, `latency=5ms`."""
     return model.settings(Budget.from_text(budget))
 
 
 def list_contenders(
-    field: Contenders, on: Sequence[str], against: Sequence[str], precisions: Sequence[str]
+    contenders: Contenders, names: Sequence[str], against: Sequence[str], precisions: Sequence[str]
 ) -> list[Contender]:
-    """Everybody asked for, ours first; each setting once, however many budgets buy it."""
-    distinct = list(dict.fromkeys(settings for _, settings in field.labels))
-    check_names(on, [engines.AUTO, *engines.names()], "engines of ours")
-    check_names(against, comparable_names(), "somebody to measure against")
-    named = [*on, *(name for name in against if name not in peers.names())]
+    """Return all contenders, Offramp's engines first; a setting is listed once, even if several budgets give it."""
+    distinct = list(dict.fromkeys(settings for _, settings in contenders.labels))
+    check_names(names, [engines.AUTO, *engines.names()], "engines of Offramp")
+    check_names(against, comparable_names(), "a runtime to measure against")
+    named = [*names, *(name for name in against if name not in peers.names())]
     own = list(dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in named))
-    entered = [Contender(name, p, None, s) for name in own for p in precisions for s in distinct]
+    listed = [Contender(name, p, None, s) for name in own for p in precisions for s in distinct]
     for name in against:
         if name in peers.names():
-            entered += [Contender(*v, name) for v in peers.get(name).variants if v.precision in precisions]
-    return entered
+            listed += [Contender(*v, name) for v in peers.get(name).variants if v.precision in precisions]
+    return listed
 
 
 def check_names(given: Sequence[str], names: Sequence[str], what: str) -> None:
-    """Refuse names that there are not."""
+    """Refuse an unknown name."""
     for name in given:
         if name not in names:
             raise OfframpError(what, repr(name), f"use some of: {', '.join(names)}")
 
 
 def comparable_names() -> list[str]:
-    """Whom `--against` knows: the peers, and our own engines that no peer shares a name with."""
+    """Return what `--against` accepts: the peers, and Offramp's engines whose name is not a peer's."""
     return [*peers.names(), *(name for name in engines.names() if name not in peers.names())]

@@ -1,7 +1,7 @@
-"""Times that can be compared on a machine with other things to do.
+"""Times that can be compared on a machine that is not idle.
 
-Work is cut into short calls, and every call is made with all variants in turn before the next one, so that a busy
-moment hits all alike; the median over rounds forgets it.
+Work is cut into short calls, and every call runs with all variants in turn before the next one, so that a disturbance
+affects all variants alike; the median over rounds removes it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 Name = TypeVar("Name", bound=Hashable)
 Call = TypeVar("Call")
-TURN = 32  # calls before the next variant has its turn
+TURN = 32  # calls of one variant before the next variant has its turn
 
 
 def interleaved(
     work: Callable[[Name, Call], object], names: Sequence[Name], calls: Sequence[Call], rounds: int
 ) -> dict[Name, float]:
-    """Seconds each variant takes for all calls together. A first round warms up and does not count."""
+    """Return the seconds that each variant takes for all calls together. A first round warms up and does not count."""
     taken: dict[tuple[Name, int], list[float]] = {(name, index): [] for name in names for index in range(len(calls))}
     for number in range(rounds + 1):
         for index, call in enumerate(calls):
-            first = (number + index) % len(names)  # nobody always comes first, or always after the same one
+            first = (number + index) % len(names)  # so that no variant is always first, or always after the same one
             for name in [*names[first:], *names[:first]]:
                 started = time.perf_counter()
                 work(name, call)
@@ -43,10 +43,10 @@ def time_in_turns(
     rounds: int,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[Name, NDArray[np.float64]]:
-    """Seconds of every call in every round, for each variant.  [calls, rounds]
+    """Return the seconds of every call in every round, for each variant.  [calls, rounds]
 
-    Variants take turns of up to TURN calls, as a server would make them: before each turn one call off the clock lets
-    its weights replace the others' in the caches, and lets the others' threads go to sleep.
+    Variants take turns of up to TURN calls, as a server would make them. One untimed call before each turn brings the
+    variant's weights into the caches and lets the threads of the others go to sleep. `tick` is called after each turn.
     """
     taken = {name: np.zeros((len(calls), rounds)) for name in names}
     starts = range(0, len(calls), TURN)
@@ -63,5 +63,5 @@ def time_in_turns(
 
 
 def turn_count(names: int, calls: int, rounds: int) -> int:
-    """How often `turns` will tick."""
+    """Return how often `time_in_turns` calls `tick`."""
     return names * rounds * -(-calls // TURN)

@@ -1,8 +1,8 @@
-"""Static runtimes to be measured against: the same folder, weights and rows, every batch padded to its longest row.
+"""Static runtimes to compare with: the same folder, weights and rows, every batch padded to its longest row.
 
-One file per peer; the folder is the list. A peer file exports `VARIANTS` and `load(ground, variant)`, which gives a
-function from a batch of token ids to logits. What a peer converts it keeps in `ground.work`, so that a second `load`
-(another process, another precision) finds it. Import the runtime inside `load`: it may not be installed.
+One file per peer; the folder is the list. A peer file exports `VARIANTS` and `load_peer(model, variant)`, which returns
+a function from a batch of token ids to logits. A converted model is kept in `model.work`, so that a second call
+(another process, another precision) finds it. Import the runtime inside `load_peer`: it may not be installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Padded = dict[str, NDArray[np.int64]]  # ids, mask and types, each [rows, longes
 
 
 class EngineVariant(NamedTuple):
-    """One way to run a peer."""
+    """An engine or runtime in one precision."""
 
     engine: str
     precision: str
@@ -34,17 +34,17 @@ class EngineVariant(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchModel:
-    """Where everybody competes."""
+    """The run that all contenders load."""
 
     run: str  # a model folder, which plain transformers opens too
     auto_class: str
-    work: str  # a folder for what peers convert
+    work: str  # a folder for converted models
     threads: int
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer file under one type."""
+    """A peer: its variants and its loader."""
 
     name: str
     variants: tuple[EngineVariant, ...]
@@ -52,14 +52,14 @@ class Peer:
 
 
 def names() -> list[str]:
-    """The peers there are: the files of this folder, as the command line spells them."""
+    """Return the names of all peers: the files of this folder, as the command line spells them."""
     found = (p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
     return sorted(name.replace("_", "-") for name in found)
 
 
 def get(name: str) -> Peer:
-    """A peer by name."""
+    """Return a peer by name."""
     if name not in names():
-        raise OfframpError("somebody to measure against", repr(name), f"use some of: {', '.join(names())}")
+        raise OfframpError("a runtime to measure against", repr(name), f"use some of: {', '.join(names())}")
     file = import_module(f"{__name__}.{name.replace('-', '_')}")
-    return Peer(name, tuple(file.VARIANTS), file.load)
+    return Peer(name, tuple(file.VARIANTS), file.load_peer)

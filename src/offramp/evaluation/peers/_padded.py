@@ -1,4 +1,4 @@
-"""What the peers share: the Hugging Face model as a function of three padded matrices, and the way back to rows."""
+"""Shared by the peers: the Hugging Face model as a function of three padded matrices, and padding and unpadding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offramp.evaluation.peers import BenchModel, EncodedBatch, Logits, Padded
 from offramp.inference.run_folder import quiet_transformers
 
-EXAMPLE = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])  # two rows, one of them padded: what converters look at
+EXAMPLE = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])  # two rows, one of them padded: the example that converters trace
 INPUTS = ("ids", "mask", "types")
 
 
@@ -31,68 +31,66 @@ class PlainModel(nn.Module):
         self.typed = "token_type_ids" in inspect.signature(model.forward).parameters
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor) -> Tensor:
-        """Logits, [rows, outputs] or [rows, longest, outputs]; a span's two ends are two outputs."""
+        """Return logits, [rows, outputs] or [rows, longest, outputs]; the two ends of a span are two outputs."""
         more = {"token_type_ids": types} if self.typed else {}
-        made = self.model(input_ids=ids, attention_mask=mask, **more)
-        ends = "start_logits" in made
-        logits: Tensor = torch.stack([made.start_logits, made.end_logits], -1) if ends else made.logits
+        output = self.model(input_ids=ids, attention_mask=mask, **more)
+        ends = "start_logits" in output
+        logits: Tensor = torch.stack([output.start_logits, output.end_logits], -1) if ends else output.logits
         return logits
 
 
-def load_plain_model(
-    ground: BenchModel, attention: str | None = None, dtype: torch.dtype = torch.float32
-) -> PlainModel:
-    """The run folder as plain transformers opens it: with SDPA where the model has it, unless told otherwise."""
-    auto = getattr(transformers, ground.auto_class)
+def load_plain_model(model: BenchModel, attention: str | None = None, dtype: torch.dtype = torch.float32) -> PlainModel:
+    """Load the run folder with plain transformers; with SDPA if the model has it and no other attention is given."""
+    auto = getattr(transformers, model.auto_class)
     with quiet_transformers():
-        model = auto.from_pretrained(
-            ground.run, attn_implementation=attention, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        loaded = auto.from_pretrained(
+            model.run, attn_implementation=attention, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
-    return PlainModel(model.eval()).eval()
+    return PlainModel(loaded.eval()).eval()
 
 
-def padding_token(ground: BenchModel) -> int:
-    """The token that stands where a row has ended."""
-    return int(transformers.AutoConfig.from_pretrained(ground.run).pad_token_id or 0)
+def padding_token(model: BenchModel) -> int:
+    """Return the padding token of a run."""
+    return int(transformers.AutoConfig.from_pretrained(model.run).pad_token_id or 0)
 
 
-def pad_batch(batch: EncodedBatch, blank: int) -> Padded:
-    """Rows → rectangles as wide as the longest."""
-    wide = max(len(row.ids) for row in batch)
-    made = {name: np.full((len(batch), wide), blank if name == "ids" else 0, dtype=np.int64) for name in INPUTS}
-    for place, row in enumerate(batch):
+def pad_batch(batch: EncodedBatch, padding: int) -> Padded:
+    """Pad rows to the length of the longest."""
+    longest = max(len(row.ids) for row in batch)
+    padded = {name: np.full((len(batch), longest), padding if name == "ids" else 0, dtype=np.int64) for name in INPUTS}
+    for number, row in enumerate(batch):
         n = len(row.ids)
-        made["ids"][place, :n], made["mask"][place, :n], made["types"][place, :n] = row.ids, 1, row.types
-    return made
+        padded["ids"][number, :n], padded["mask"][number, :n], padded["types"][number, :n] = row.ids, 1, row.types
+    return padded
 
 
 def unpad_logits(logits: NDArray[Any], batch: EncodedBatch) -> Logits:
-    """Rectangles → rows, filler left out where every token answers."""
+    """Split padded logits into rows; padding is cut off if there are logits for every token."""
     if logits.ndim == 2:
         return list(logits)
     return [part[: len(row.ids)] for part, row in zip(logits, batch, strict=True)]
 
 
 def padded_tensors(padded: Padded) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as PyTorch takes it, without a copy."""
+    """Return padded arrays as tensors, without a copy."""
     ids, mask, types = (torch.from_numpy(padded[name]) for name in INPUTS)
     return ids, mask, types
 
 
-def example_inputs(blank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs for a converter to trace."""
+def example_inputs(padding: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs for a converter to trace."""
     mask = (EXAMPLE > 0).astype(np.int64)
-    return padded_tensors({"ids": np.where(mask > 0, EXAMPLE, blank), "mask": mask, "types": np.zeros_like(mask)})
+    return padded_tensors({"ids": np.where(mask > 0, EXAMPLE, padding), "mask": mask, "types": np.zeros_like(mask)})
 
 
 @contextmanager
 def silence_converters() -> Iterator[None]:
-    """Converters warn of every shape they trace; we check their answers instead."""
-    told = logging.root.manager.disable
+    """Silence the warnings of converters about every shape they trace; tests compare their logits instead."""
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), quiet_transformers():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(told)
+        logging.disable(level)

@@ -1,4 +1,4 @@
-"""Hugging Face as most people run it: eager attention, and PyTorch's own (SDPA)."""
+"""Hugging Face as it is usually run: eager attention, and PyTorch's own (SDPA)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Lo
 VARIANTS = (EngineVariant("hf-eager", "fp32"), EngineVariant("hf-sdpa", "fp32"), EngineVariant("hf-sdpa", "bf16"))
 
 
-def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
-    """The model in evaluation mode, without gradients."""
+def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
+    """Load the model in evaluation mode and run it without gradients."""
     dtype = torch.bfloat16 if variant.precision == "bf16" else torch.float32
-    model, blank = (
-        _padded.load_plain_model(ground, variant.engine.removeprefix("hf-"), dtype),
-        _padded.padding_token(ground),
-    )
+    plain = _padded.load_plain_model(model, variant.engine.removeprefix("hf-"), dtype)
+    padding = _padded.padding_token(model)
 
-    def answer(batch: EncodedBatch) -> Logits:
+    def run(batch: EncodedBatch) -> Logits:
         with torch.inference_mode():
-            made = model(*_padded.padded_tensors(_padded.pad_batch(batch, blank)))
-        return _padded.unpad_logits(made.float().numpy(), batch)
+            logits = plain(*_padded.padded_tensors(_padded.pad_batch(batch, padding)))
+        return _padded.unpad_logits(logits.float().numpy(), batch)
 
-    return answer
+    return run

@@ -9,13 +9,14 @@ from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Lo
 VARIANTS = (EngineVariant("hf-compile", "fp32"),)
 
 
-def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
-    """Compiles while the rows are first answered, so not on the clock."""
-    model, blank = torch.compile(_padded.load_plain_model(ground), dynamic=True), _padded.padding_token(ground)
+def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
+    """Load a model that is compiled in the first, untimed pass."""
+    compiled = torch.compile(_padded.load_plain_model(model), dynamic=True)
+    padding = _padded.padding_token(model)
 
-    def answer(batch: EncodedBatch) -> Logits:
+    def run(batch: EncodedBatch) -> Logits:
         with torch.inference_mode():
-            made = model(*_padded.padded_tensors(_padded.pad_batch(batch, blank)))
-        return _padded.unpad_logits(made.numpy(), batch)
+            logits = compiled(*_padded.padded_tensors(_padded.pad_batch(batch, padding)))
+        return _padded.unpad_logits(logits.numpy(), batch)
 
-    return answer
+    return run

@@ -1,6 +1,6 @@
-"""ONNX Runtime: the whole graph, all its optimisations on; int8 by its own dynamic quantisation of linear layers.
+"""ONNX Runtime: the complete graph with all optimisations; int8 by its own dynamic quantisation of linear layers.
 
-The graph comes from the tracing exporter: it is quick, and needs no more than `onnx`.
+The graph comes from the tracing exporter, which is quick and needs `onnx` only.
 """
 
 from __future__ import annotations
@@ -17,39 +17,37 @@ VARIANTS = (EngineVariant("onnxruntime", "fp32"), EngineVariant("onnxruntime", "
 OPSET = 18
 
 
-def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
-    """A session over the exported (and perhaps quantised) graph."""
+def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
+    """Open a session over the exported and, for int8, quantised graph."""
     try:
         import onnx  # noqa: F401  # the exporter and the quantiser need it
         import onnxruntime
     except ImportError as error:
         raise need("bench", error.name or "onnxruntime") from error
-    path, blank = (
-        _quantised(ground) if variant.precision == "int8" else _exported(ground),
-        _padded.padding_token(ground),
-    )
+    path = _quantised(model) if variant.precision == "int8" else _exported(model)
+    padding = _padded.padding_token(model)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = ground.threads, 3
+    options.intra_op_num_threads, options.log_severity_level = model.threads, 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    inputs = [given.name for given in session.get_inputs()]  # a model without token types has lost that input
+    inputs = [given.name for given in session.get_inputs()]  # a model without token types lacks that input
 
-    def answer(batch: EncodedBatch) -> Logits:
-        padded = _padded.pad_batch(batch, blank)
-        (made,) = session.run(None, {name: padded[name] for name in inputs})
-        return _padded.unpad_logits(made, batch)
+    def run(batch: EncodedBatch) -> Logits:
+        padded = _padded.pad_batch(batch, padding)
+        (logits,) = session.run(None, {name: padded[name] for name in inputs})
+        return _padded.unpad_logits(logits, batch)
 
-    return answer
+    return run
 
 
-def _exported(ground: BenchModel) -> Path:
-    path = Path(ground.work) / "model.onnx"
+def _exported(model: BenchModel) -> Path:
+    path = Path(model.work) / "model.onnx"
     if not path.is_file():
         axes = {name: {0: "rows", 1: "tokens"} for name in _padded.INPUTS}
-        model, given = _padded.load_plain_model(ground), _padded.example_inputs(_padded.padding_token(ground))
+        plain, example = _padded.load_plain_model(model), _padded.example_inputs(_padded.padding_token(model))
         with atomic_replace(path) as fresh, torch.inference_mode(), _padded.silence_converters():
             torch.onnx.export(
-                model,
-                given,
+                plain,
+                example,
                 str(fresh),
                 input_names=list(_padded.INPUTS),
                 output_names=["logits"],
@@ -60,14 +58,14 @@ def _exported(ground: BenchModel) -> Path:
     return path
 
 
-def _quantised(ground: BenchModel) -> Path:
+def _quantised(model: BenchModel) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    path = Path(ground.work) / "model.int8.onnx"
+    path = Path(model.work) / "model.int8.onnx"
     if not path.is_file():
         with atomic_replace(path) as fresh, _padded.silence_converters():
             quantize_dynamic(
-                str(_exported(ground)),
+                str(_exported(model)),
                 str(fresh),
                 op_types_to_quantize=["MatMul", "Gemm"],
                 per_channel=True,

@@ -1,6 +1,6 @@
-"""OpenVINO over the whole padded graph with dynamic shapes: what our engine of that name must stand beside.
+"""OpenVINO over the complete padded graph with dynamic shapes, to compare with Offramp's engine on OpenVINO.
 
-Imported as our engine imports it, without the module that sends: `convert_model` then has nothing to phone home with.
+It is imported as that engine imports it, without the module that sends telemetry.
 """
 
 from __future__ import annotations
@@ -15,33 +15,30 @@ VARIANTS = (EngineVariant("openvino-graph", "fp32"), EngineVariant("openvino-gra
 HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
-def load(ground: BenchModel, variant: EngineVariant) -> PeerRunner:
-    """The converted graph, compiled for this precision."""
+def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
+    """Compile the converted graph for this precision."""
     try:
         openvino = library()
     except OfframpError as error:
         raise need("openvino", "openvino") from error
-    hints = {"INFERENCE_PRECISION_HINT": HINTS[variant.precision], "INFERENCE_NUM_THREADS": ground.threads}
-    compiled, blank = (
-        openvino.Core().compile_model(str(_converted(ground)), "CPU", hints),
-        _padded.padding_token(ground),
-    )
-    inputs = [given.any_name for given in compiled.inputs]  # a model without token types has lost that input
+    hints = {"INFERENCE_PRECISION_HINT": HINTS[variant.precision], "INFERENCE_NUM_THREADS": model.threads}
+    compiled = openvino.Core().compile_model(str(_converted(model)), "CPU", hints)
+    padding = _padded.padding_token(model)
+    inputs = [given.any_name for given in compiled.inputs]  # a model without token types lacks that input
 
-    def answer(batch: EncodedBatch) -> Logits:
-        padded = _padded.pad_batch(batch, blank)
-        made = compiled({name: padded[name] for name in inputs}, share_inputs=True)[0]
-        return _padded.unpad_logits(made, batch)
+    def run(batch: EncodedBatch) -> Logits:
+        padded = _padded.pad_batch(batch, padding)
+        logits = compiled({name: padded[name] for name in inputs}, share_inputs=True)[0]
+        return _padded.unpad_logits(logits, batch)
 
-    return answer
+    return run
 
 
-def _converted(ground: BenchModel) -> Path:
-    openvino, path = library(), Path(ground.work) / "graph.xml"
+def _converted(model: BenchModel) -> Path:
+    openvino, path = library(), Path(model.work) / "graph.xml"
     if not path.is_file():
         with _padded.silence_converters():
-            graph = openvino.convert_model(
-                _padded.load_plain_model(ground), example_input=_padded.example_inputs(_padded.padding_token(ground))
-            )
+            example = _padded.example_inputs(_padded.padding_token(model))
+            graph = openvino.convert_model(_padded.load_plain_model(model), example_input=example)
         openvino.save_model(graph, str(path), compress_to_fp16=False)
     return path
