@@ -82,8 +82,8 @@ def test_explain_slides_over_budgets(page: Page, story: Path) -> None:
 
 
 def test_report_sorts_and_tells_what_is_pointed_at(page: Page, folder: Path) -> None:
-    report(str(folder), out=str(folder / "made"))
-    page.goto((folder / "made" / "report.html").as_uri())
+    report(str(folder), out=str(folder / "report"))
+    page.goto((folder / "report" / "report.html").as_uri())
     rows = page.locator("#table tbody tr")
     first = rows.first.inner_text()
     page.get_by_role("button", name="method ▲").click()
@@ -100,8 +100,8 @@ def test_report_sorts_and_tells_what_is_pointed_at(page: Page, folder: Path) -> 
     assert page.locator("#times .mark").count() == 3 and page.locator("#times polyline").count() == 1
     page.get_by_role("button", name="batch 32").click()
     page.locator("#times .mark").first.focus()
-    assert "ms a row (house/bench.json)" in page.locator("#tip").inner_text()
+    assert "ms a row (speed/bench.json)" in page.locator("#tip").inner_text()
     assert page.locator("#bybatch .mark").count() == 6 and page.locator("#bylength polyline").count() == 2
     assert page.locator("#speed tbody tr").count() == 6 and "offramp bench" in page.locator("#sources").inner_text()
     page.locator("#sets button").nth(1).click()
-    assert page.locator("#heading").inner_text() == "house: sst2" and fits(page)
+    assert page.locator("#heading").inner_text() == "speed: sst2" and fits(page)

@@ -22,7 +22,7 @@ from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.nn.batches import pack_rows
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests.factories import FILLERS, read_files, write_jsonl
 
 
 def marks(*values: int) -> Any:
@@ -78,7 +78,7 @@ def reviews(count: int, seed: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     rows = []
     for number in range(count):
-        words = draw.choices(runs.WORDS, k=draw.randint(6, 14))
+        words = draw.choices(FILLERS, k=draw.randint(6, 14))
         place, good = draw.randrange(len(words)), number % 2 == 0
         words[place] = "good" if good else "bad"
         rationale = [int(i == place) for i in range(len(words))]
@@ -91,7 +91,7 @@ def reviews(count: int, seed: int) -> list[dict[str, Any]]:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reviews")
     for split, count, seed in (("train", 32, 0), ("dev", 12, 1)):
-        runs.jsonl(folder / f"{split}.jsonl", reviews(count, seed))
+        write_jsonl(folder / f"{split}.jsonl", reviews(count, seed))
     return folder
 
 
@@ -128,10 +128,10 @@ def never(_: Any) -> None:
 
 
 def test_study_repeats_no_finished_work(finished: RationaleStudy) -> None:
-    before = runs.files(Path(finished.out))
+    before = read_files(Path(finished.out))
     again = adapler.measure_agreement(replace(finished, command="another command"), never)
     finished.path("selection.json").unlink()
-    assert adapler.measure_selection(finished, never)["strategies"] and runs.files(Path(finished.out)) == before
+    assert adapler.measure_selection(finished, never)["strategies"] and read_files(Path(finished.out)) == before
     assert again["techniques"]
 
 
@@ -212,7 +212,7 @@ def test_script_prints_both_tables(
 def test_bad_folders_and_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OfframpError, match="train and dev"):
         adapler.read_marked_rows(str(tmp_path), "train", None)
-    runs.jsonl(tmp_path / "train.jsonl", [{"tokens": ["a", "b"], "rationale": [1], "label": 0}])
+    write_jsonl(tmp_path / "train.jsonl", [{"tokens": ["a", "b"], "rationale": [1], "label": 0}])
     with pytest.raises(OfframpError, match="row 1"):
         adapler.read_marked_rows(str(tmp_path), "train", None)
     with pytest.raises(SystemExit) as stop:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import baseline
-from tests import runs
+from tests.factories import write_jsonl
 
 TEXTS = {1: ["good film", "a good and fine film", "good good"], 0: ["bad film", "a bad and poor film", "bad bad"]}
 ROWS = [{"text": text, "label": label} for label, texts in TEXTS.items() for text in texts * 3]
@@ -18,7 +18,7 @@ ROWS = [{"text": text, "label": label} for label, texts in TEXTS.items() for tex
 def test_script_writes_a_result_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, out = runs.jsonl(tmp_path / "films.jsonl", ROWS), tmp_path / "cell.json"
+    source, out = write_jsonl(tmp_path / "films.jsonl", ROWS), tmp_path / "cell.json"
     monkeypatch.setattr(sys, "argv", ["baseline.py", "--train", source, "--data", source, "--json", str(out)])
     baseline.main()
     assert "1.0000" in capsys.readouterr().out
@@ -28,6 +28,6 @@ def test_script_writes_a_result_cell(
 
 def test_rows_with_two_texts_are_refused(tmp_path: Path) -> None:
     pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
-    source = runs.jsonl(tmp_path / "pairs.jsonl", pairs)
+    source = write_jsonl(tmp_path / "pairs.jsonl", pairs)
     with pytest.raises(SystemExit, match="two texts"):
         baseline.main(["--train", source, "--data", source])

@@ -10,12 +10,12 @@ from benchmarks.papers import depth_adaptive
 
 import offramp
 from offramp.errors import OfframpError
-from tests import runs, speaking
+from tests.factories import translation_rows, write_jsonl
 
 
 def test_exits_trade_off_and_oracles(translation_run: Path, tmp_path: Path) -> None:
     model = offramp.load(translation_run)
-    data = depth_adaptive.prepare_data(model, speaking.rows(20, seed=4), "rows")
+    data = depth_adaptive.prepare_data(model, translation_rows(20, seed=4), "rows")
     table = depth_adaptive.bleu_by_exit(model, data)
     assert set(table["bleu"]) == {"1", "2", "3"} and table["bleu"]["3"] > 90 and table["uniform"] > 50
     points = depth_adaptive.trade_off(model, data)
@@ -31,7 +31,7 @@ def test_exits_trade_off_and_oracles(translation_run: Path, tmp_path: Path) -> N
 
 def test_decoder_speed_reports_every_setting_and_batch_size(translation_run: Path) -> None:
     model = offramp.load(translation_run)
-    data = depth_adaptive.prepare_data(model, speaking.rows(6, seed=4), "rows")
+    data = depth_adaptive.prepare_data(model, translation_rows(6, seed=4), "rows")
     settings = {"full": model.settings(1.0), "one block": model.settings(given={"depth": 1})}
     found = depth_adaptive.decoder_speed(model, data, settings, (1, 3), rounds=1)
     assert [(row["setting"], row["batch_size"], row["average_exit"]) for row in found["rows"]] == [
@@ -58,7 +58,7 @@ def test_prepare_data_refuses_other_tasks(trained: Path) -> None:
 def test_script_writes_exits_and_prints_a_plan(
     translation_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, kept = runs.jsonl(tmp_path / "dev.jsonl", speaking.rows(4, seed=4)), tmp_path / "exits.json"
+    data, kept = write_jsonl(tmp_path / "dev.jsonl", translation_rows(4, seed=4)), tmp_path / "exits.json"
     depth_adaptive.main(["exits", str(translation_run), "--data", data, "--json", str(kept)])
     found = json.loads(kept.read_text())
     assert found["rows"] == 4 and found["runs"]["run"]["blocks"] == 3

@@ -15,7 +15,7 @@ from benchmarks.papers.faster_dat import DepthHistogram
 from matplotlib.image import imread
 
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests.factories import labelled_rows, run_folder, write_jsonl
 
 TRAINED: dict[str, tuple[str, dict[str, Any], int]] = {  # method, options, seed
     "one": ("alberta", {"start": 0.0}, 1),
@@ -33,8 +33,8 @@ def folder(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (method, options, seed) in TRAINED.items():
         (folder / name).mkdir()
         schedule = Schedule(epochs=1, batch_size=16, lr=0.005, seed=seed)
-        runs.train(base, folder / name, method, options=options, schedule=schedule)
-    runs.jsonl(folder / "test.jsonl", runs.rows("classification", 12, seed=3))
+        run_folder(base, folder / name, method, options=options, schedule=schedule)
+    write_jsonl(folder / "test.jsonl", labelled_rows("classification", 12, seed=3))
     return folder
 
 
@@ -142,7 +142,7 @@ def test_draw_word_depths_with_or_without_a_sentence(tmp_path: Path, words: int,
 @pytest.fixture(scope="module")
 def planned(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")
-    return runs.train(base, folder, "faster_dat", schedule=Schedule(epochs=1, batch_size=16))
+    return run_folder(base, folder, "faster_dat", schedule=Schedule(epochs=1, batch_size=16))
 
 
 def word_depths(*words: object) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from benchmarks.growth import GrowthSetup
 
 from benchmarks import growth
 from offramp.evaluation.peers import BenchModel, EngineVariant
-from tests import runs
+from tests.factories import labelled_rows, write_jsonl
 
 
 def setup(run: Path) -> GrowthSetup:
@@ -26,14 +26,14 @@ def test_fit_line_finds_the_slope_and_the_distance() -> None:
 
 
 def test_growth_measures_every_size(trained: Path) -> None:
-    found = growth.measure_growth(setup(trained), runs.rows("classification", 20), (40, 80))
+    found = growth.measure_growth(setup(trained), labelled_rows("classification", 20), (40, 80))
     assert found["sizes"] == [40, 80] and len(found["seconds"]) == 2 and found["memory_last_over_first"] > 0
     assert found["seconds_each_round"] == [[s] for s in found["seconds"]] and found["departure_from_line"] < 1e-4
     assert len(found["seconds_first_time"]) == 2
 
 
 def test_startup_script_writes_every_field(trained: Path, tmp_path: Path) -> None:
-    data, kept = runs.jsonl(tmp_path / "rows.jsonl", runs.rows("classification", 2)), tmp_path / "startup.json"
+    data, kept = write_jsonl(tmp_path / "rows.jsonl", labelled_rows("classification", 2)), tmp_path / "startup.json"
     words = ["startup", str(trained), "--data", data, "--engines", "torch", "--rounds", "1", "--threads", "1"]
     growth.main([*words, "--json", str(kept)])
     written = json.loads(kept.read_text())
@@ -43,6 +43,6 @@ def test_startup_script_writes_every_field(trained: Path, tmp_path: Path) -> Non
 
 
 def test_unknown_engine_is_refused(trained: Path, tmp_path: Path) -> None:
-    data = runs.jsonl(tmp_path / "rows.jsonl", runs.rows("classification", 2))
+    data = write_jsonl(tmp_path / "rows.jsonl", labelled_rows("classification", 2))
     with pytest.raises(SystemExit, match="abacus"):
         growth.main(["rows", str(trained), "--data", data, "--engines", "abacus"])

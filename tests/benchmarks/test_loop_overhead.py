@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import loop_overhead
-from tests import runs
+from tests.factories import labelled_rows, write_jsonl
 
 
 def test_overhead_without_a_run(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_overhead_without_a_run(tmp_path: Path) -> None:
 
 
 def test_overhead_in_the_shape_of_a_run(trained: Path, tmp_path: Path) -> None:
-    data = runs.jsonl(tmp_path / "rows.jsonl", runs.rows("classification", 4))
+    data = write_jsonl(tmp_path / "rows.jsonl", labelled_rows("classification", 4))
     loop_overhead.main([str(trained), "--data", data, "--rounds", "1", "--json", str(tmp_path / "o.json")])
     found = json.loads((tmp_path / "o.json").read_text())
     assert found["layers"] == 3 and found["method"] == "branchynet"

@@ -12,10 +12,10 @@ from benchmarks import speed_by_length
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin
 from offramp.inference.predictor import Predictor
-from tests import runs, speaking
+from tests.factories import labelled_rows, translation_rows, write_jsonl
 
 LONG = {"text": "the film is very good and " * 6, "label": "good"}
-ROWS = [*runs.rows("classification", 40, 3), LONG]
+ROWS = [*labelled_rows("classification", 40, 3), LONG]
 ORIGIN = Origin("tiny", "test", speed_by_length.PROGRAM, {})
 
 
@@ -37,7 +37,7 @@ def test_no_rows_are_refused(trained: Path) -> None:
 
 
 def test_script_writes_and_prints_the_groups(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, kept = runs.jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "lengths.json"
+    data, kept = write_jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "lengths.json"
     words = [str(trained), "--data", data, "--set", "threshold=0.3", "--engine", "torch", "--rounds", "1"]
     speed_by_length.main([*words, "--json", str(kept)])
     assert "speed-up" in capsys.readouterr().out
@@ -47,6 +47,6 @@ def test_script_writes_and_prints_the_groups(trained: Path, tmp_path: Path, caps
 
 def test_translation_runs_are_timed_too(translation_run: Path) -> None:
     predictor = Predictor.load(translation_run)
-    rows, timing = speaking.rows(8, seed=4), LengthTiming(rounds=1)
+    rows, timing = translation_rows(8, seed=4), LengthTiming(rounds=1)
     groups = time_by_length(predictor, rows, predictor.settings(0.9), ORIGIN, timing)["lengths"]
     assert groups and all(group["mac_share"] < 1 for group in groups)

@@ -1,4 +1,4 @@
-"""The baseline without a Transformer: one result cell like every other."""
+"""The TF-IDF baseline returns a result cell like every method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GOOD, BAD = ["good film", "a good and fine film", "good good"], ["bad film", "a 
 ROWS = [{"text": text, "label": 1} for text in GOOD * 3] + [{"text": text, "label": 0} for text in BAD * 3]
 
 
-def test_words_decide() -> None:
+def test_tfidf_learns_from_words() -> None:
     test = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}]
     cell = tfidf(ROWS, test, ("films/train.csv", "films/test.csv"), "a command")
     assert (cell["data"], cell["split"]) == ("films", "test")
@@ -19,13 +19,13 @@ def test_words_decide() -> None:
     assert cell["macs"] == {"mean": 0, "share_of_full": 0.0} and cell["milliseconds_a_row"] >= 0
 
 
-def test_pairs_are_refused() -> None:
+def test_tfidf_refuses_pairs() -> None:
     pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
     with pytest.raises(OfframpError, match="single texts"):
         tfidf(pairs, pairs, ("a", "b"), "a command")
 
 
-def test_words_that_never_repeat_are_refused() -> None:
+def test_tfidf_refuses_words_that_never_repeat() -> None:
     rows = [{"text": word, "label": i % 2} for i, word in enumerate(["alpha", "beta", "gamma", "delta"])]
     with pytest.raises(OfframpError, match="give more rows"):
         tfidf(rows, rows, ("a", "b"), "a command")

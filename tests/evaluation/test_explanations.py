@@ -16,7 +16,7 @@ from offramp.evaluation.explanations import GONE, IDLE, LIVE, Explanation, expla
 from offramp.evaluation.pages import explanation_page
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests.factories import KINDS, labelled_rows, run_folder
 
 TEXTS = {"classification": ["a good film"], "pairs": ["the man", "a good man"], "regression": ["a good film"],
          "tagging": ["the man is good"], "question_answering": ["who is in it ?", "the man lives in paris ."],
@@ -28,7 +28,7 @@ def told(run: Path, kind: str, budget: float | None = 1.0) -> Explanation:
     return explain_input(predictor, run.name, TEXTS[kind], predictor.settings(budget))
 
 
-@pytest.mark.parametrize("kind", runs.TASKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_story_ends_with_the_answer(every_task: dict[str, Path], kind: str) -> None:
     made = told(every_task[kind], kind)
     story = made.stories[made.chosen]
@@ -91,9 +91,9 @@ def test_the_page_holds_everything_and_closes_no_script(trained: Path, tmp_path:
 
 
 def test_a_word_that_has_its_tag_keeps_it(base: str, tmp_path: Path) -> None:
-    run_ = runs.train(base, tmp_path, "token_exit", "tagging", schedule=Schedule(epochs=1, batch_size=24, lr=0.005))
+    run_ = run_folder(base, tmp_path, "token_exit", "tagging", schedule=Schedule(epochs=1, batch_size=24, lr=0.005))
     predictor = Predictor.load(run_, "torch")
-    rows = runs.rows("tagging", 12, 3)
+    rows = labelled_rows("tagging", 12, 3)
     for threshold in (0.5, 0.9, 0.99):
         for row in rows:
             text = " ".join(row["tokens"])

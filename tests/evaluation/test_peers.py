@@ -18,18 +18,18 @@ from offramp.evaluation import peers
 from offramp.evaluation.peers import BenchModel, EngineVariant, _padded
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet_transformers, save_run
-from tests import runs, tiny, tiny_tokenizers
+from tests.factories import AUTO_CLASSES, BACKBONES, KINDS, hf_model, labelled_rows, wordpiece_tokenizer
 
 NO_SDPA = {"alberta"}  # attention with relative positions exists in eager form only
 
 
 def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
     """Write an untrained run of the full model."""
-    tokenizer, method = tiny_tokenizers.wordpiece(), methods.get("full")
-    task = tasks.get(runs.TASKS[kind]).from_rows(runs.rows(kind, 8), "rows")
+    tokenizer, method = wordpiece_tokenizer(), methods.get("full")
+    task = tasks.get(KINDS[kind]).from_rows(labelled_rows(kind, 8), "rows")
     shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
     with quiet_transformers():
-        model = tiny.model(backbone, tiny.AUTO[kind], **{**shape, **task.config()})
+        model = hf_model(backbone, AUTO_CLASSES[kind], **{**shape, **task.config()})
     net = build_network(model, task, method, method.options())
     save_run(path, LoadedRun(net, tokenizer, method, method.options(), 60, "tiny"))
     return path
@@ -37,19 +37,19 @@ def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
 
 def both(run: Path, peer: str, variant: EngineVariant, kind: str = "classification") -> tuple[list[Any], list[Any]]:
     """Return the logits of a ragged batch from the full model and from a peer."""
-    ours = Predictor(load_run(run), engine="torch")
-    rows = ours.prepare(runs.rows(kind, 5, 1))
-    ground = BenchModel(str(run), ours.task.auto_class, str(run), 1)
-    said = peers.get(peer).load(ground, variant)(rows)
+    predictor = Predictor(load_run(run), engine="torch")
+    rows = predictor.prepare(labelled_rows(kind, 5, 1))
+    model = BenchModel(str(run), predictor.task.auto_class, str(run), 1)
+    logits = peers.get(peer).load(model, variant)(rows)
     assert len({len(row.ids) for row in rows}) > 1
-    return ours.run(rows, ours.settings(1.0)).logits, said
+    return predictor.run(rows, predictor.settings(1.0)).logits, logits
 
 
 def close(pair: tuple[list[Any], list[Any]], atol: float = 1e-4) -> bool:
     return all(a.shape == b.shape and np.allclose(a, b, atol=atol) for a, b in zip(*pair, strict=True))
 
 
-@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("engine", ["hf-eager", "hf-sdpa"])
 def test_hugging_face_equals_the_full_model(tmp_path: Path, backbone: str, engine: str) -> None:
     run = folder(tmp_path, backbone)
@@ -89,7 +89,9 @@ def test_hf_compile_compiles_the_plain_model(tmp_path: Path, monkeypatch: pytest
         return model
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    assert close(both(folder(tmp_path, "bert"), "hf-compile", EngineVariant("hf-compile", "fp32"))) and compiled == [True]
+    assert close(both(folder(tmp_path, "bert"), "hf-compile", EngineVariant("hf-compile", "fp32"))) and compiled == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
@@ -124,7 +126,7 @@ def test_peer_files_are_the_list() -> None:
 
 def test_pad_batch_and_unpad_logits(tmp_path: Path) -> None:
     rows = Predictor(load_run(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
-    made = _padded.pad_batch(rows, 9)
-    assert made["ids"][1].tolist() == [*rows[1].ids, 9] and made["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
+    padded = _padded.pad_batch(rows, 9)
+    assert padded["ids"][1].tolist() == [*rows[1].ids, 9] and padded["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
     parts = _padded.unpad_logits(np.arange(16).reshape(2, 4, 2), rows)
     assert [part.shape for part in parts] == [(4, 2), (3, 2)]
