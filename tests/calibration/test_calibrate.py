@@ -1,4 +1,4 @@
-"""Calibration: what a replay promises is what a real run does."""
+"""Calibration: a replay equals a real run, and points promise what a new evaluation finds."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from offramp import methods
+from offramp.calibration import calibrate as module
 from offramp.calibration.calibrate import calibrate, calibration_subset
 from offramp.calibration.replay import record_exits, replay
-from offramp.calibration.thresholds import CUTS, threshold_cuts
+from offramp.calibration.thresholds import threshold_cuts
 from offramp.data.tokenization import Encoded
 from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
-from tests import runs
+from offramp.nn.confidence import row_entropy
+from tests import factories
 
 WITH_EXITS = ["classification", "pairs", "tagging", "question_answering"]
 
 
-def opened(run: Path, kind: str) -> tuple[Predictor, Data]:
-    """A run and rows, some of which need several windows where contexts are read in windows."""
+def load_with_rows(run: Path, kind: str) -> tuple[Predictor, Data]:
+    """Return a run and rows, one of which needs several windows where contexts are read in windows."""
     model = Predictor.load(run)
-    rows = runs.rows(kind, 30, 4)
+    rows = factories.labelled_rows(kind, 30, 4)
     if kind == "question_answering":
         rows[3]["context"] = "the man is good . " * 20 + rows[3]["context"]
         rows[3]["answers"] = {"text": [], "answer_start": []}
@@ -35,86 +34,102 @@ def opened(run: Path, kind: str) -> tuple[Predictor, Data]:
 
 
 @pytest.mark.parametrize("kind", WITH_EXITS)
-def test_a_replay_is_a_real_run(every_task: dict[str, Path], kind: str) -> None:
-    model, data = opened(every_task[kind], kind)
+def test_replay_equals_a_real_run(every_task: dict[str, Path], kind: str) -> None:
+    model, data = load_with_rows(every_task[kind], kind)
     recording = record_exits(model.network, data)
+    entropies = [row_entropy(model.task, recording.logits[layer], recording.packed) for layer in (0, 1, 2)]
+    cuts = threshold_cuts(np.concatenate([entropy.double().numpy() for entropy in entropies]))
     exits = set()
-    for threshold in [0.0, *threshold_cuts(np.concatenate([_unsure(model, data, layer) for layer in (0, 1, 2)]))[::6]]:
-        chosen = model.settings(given={"threshold": threshold})
-        real = model.run(data.encoded, chosen, batch_size=7)
-        promised = replay(model.network, recording, model.model.method.policy(model.network, chosen))
-        assert np.array_equal(real.exit_layer, promised.exit_layer)
-        assert np.array_equal(real.macs, promised.macs)
-        assert np.array_equal(real.tokens_kept, promised.tokens_kept)
-        for a, b in zip(real.logits, promised.logits, strict=True):
+    for threshold in [0.0, *cuts[::6]]:
+        settings = model.settings(given={"threshold": threshold})
+        real = model.run(data.encoded, settings, batch_size=7)
+        replayed = replay(model.network, recording, model.model.method.policy(model.network, settings))
+        assert np.array_equal(real.exit_layer, replayed.exit_layer)
+        assert np.array_equal(real.macs, replayed.macs)
+        assert np.array_equal(real.tokens_kept, replayed.tokens_kept)
+        for a, b in zip(real.logits, replayed.logits, strict=True):
             assert a.shape == b.shape and np.allclose(a, b, atol=1e-5)
         exits |= set(real.exit_layer)
-    assert len(exits) > 2, "rows left at one place only: little was tested"
+    assert len(exits) > 2, "rows left at one exit only: little was tested"
 
 
-def test_the_first_look_is_bounded_where_each_setting_is_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def many(count: int, tokens: int) -> Data:
-        return Data([{"text": ""}] * count, [Encoded([5] * tokens, [], n, [], [], 0) for n in range(count)])
-
-    monkeypatch.setattr("offramp.calibration.calibrate.FEW_ROWS", 20)
-    lengths, exits = methods.get("length_adaptive"), methods.get("branchynet")
-    sizes = {(rows, tokens): len(calibration_subset(lengths, many(rows, tokens)).rows)
-             for rows, tokens in ((30, 9), (3000, 9), (900, 400), (300, 9000))}  # fmt: skip
-    assert sizes == {(30, 9): 30, (3000, 9): 1000, (900, 400): 250, (300, 9000): 20}
-    assert len(calibration_subset(exits, many(3000, 9)).rows) == 3000  # recorded once, whatever is tried
-    assert len(calibration_subset(methods.get("adapler"), many(3000, 9)).rows) == 1000
-    assert len(calibration_subset(methods.get("length_adaptive+branchynet"), many(3000, 9)).rows) == 1000
-    assert len(calibration_subset(methods.get("full"), many(3000, 9)).rows) == 3000
-
-
-def _unsure(model: Predictor, data: Data, layer: int) -> np.ndarray:
-    """The entropy of every row after a layer."""
-    from offramp.nn.confidence import row_entropy
-
-    recording = record_exits(model.network, data)
-    return row_entropy(model.task, recording.logits[layer], recording.packed).double().numpy()
+@pytest.mark.parametrize(
+    ("method", "rows", "tokens", "kept"),
+    [
+        ("length_adaptive", 30, 9, 30),
+        ("length_adaptive", 3000, 9, 1000),
+        ("length_adaptive", 900, 400, 250),
+        ("length_adaptive", 300, 9000, 20),
+        ("branchynet", 3000, 9, 3000),  # recorded once, however many settings are tried
+        ("adapler", 3000, 9, 1000),
+        ("length_adaptive+branchynet", 3000, 9, 1000),
+        ("full", 3000, 9, 3000),
+    ],
+)
+def test_calibration_subset_is_bounded_where_each_setting_is_a_run(
+    monkeypatch: pytest.MonkeyPatch, method: str, rows: int, tokens: int, kept: int
+) -> None:
+    monkeypatch.setattr(module, "FEW_ROWS", 20)
+    data = Data([{"text": ""}] * rows, [Encoded([5] * tokens, [], n, [], [], 0) for n in range(rows)])
+    assert len(calibration_subset(methods.get(method), data).rows) == kept
 
 
 @pytest.mark.parametrize("kind", WITH_EXITS)
-def test_points_promise_what_a_fresh_evaluation_finds(every_task: dict[str, Path], kind: str) -> None:
-    model, data = opened(every_task[kind], kind)
+def test_points_promise_what_a_new_evaluation_finds(every_task: dict[str, Path], kind: str) -> None:
+    model, data = load_with_rows(every_task[kind], kind)
     points = calibrate(model.network, model.model.method, data, "rows", "f00")
     assert points.data == {"name": "rows", "rows": 30, "fingerprint": "f00"}
+    assert (points.engine, points.precision) == ("torch", "fp32")
     shares, scores = [p.mac_share for p in points.points], [p.score for p in points.points]
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and len(shares) > 1
-    assert scores[:-1] == sorted(set(scores[:-1])), "whoever pays more gets more"
-    assert (
-        points.full_point.settings == asdict(model.model.method.settings()) and points.full_point.mean_exit_layer == 3
-    )
+    assert scores[:-1] == sorted(set(scores[:-1])), "a costlier point scores higher"
+    assert points.full_point.settings == asdict(model.model.method.settings())
+    assert points.full_point.mean_exit_layer == 3
     full = model.full_macs(data.encoded)
     for point in points.points:
         policy = model.model.method.policy(model.network, model.settings(given=point.settings))
-        metrics, outcome = score_policy(model.network, model.engine, policy, data, batch_size=5)
-        assert outcome.macs.sum() / full == pytest.approx(point.mac_share, abs=1e-12)
+        metrics, output = score_policy(model.network, model.engine, policy, data, batch_size=5)
+        assert output.macs.sum() / full == pytest.approx(point.mac_share, abs=1e-12)
         assert metrics[points.metric] == pytest.approx(point.seen, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["regression", "masked_lm"])
-def test_nothing_to_turn_is_one_point(every_task: dict[str, Path], kind: str) -> None:
-    model, data = opened(every_task[kind], kind)
+def test_method_without_settings_has_one_point(every_task: dict[str, Path], kind: str) -> None:
+    model, data = load_with_rows(every_task[kind], kind)
     (point,) = calibrate(model.network, model.model.method, data, "rows", "0").points
     assert (point.mac_share, point.mean_exit_layer) == (1.0, 3.0)
 
 
-def test_the_run_itself_was_calibrated_on_its_dev_rows(trained: Path) -> None:
+def test_training_calibrates_on_its_dev_rows(trained: Path) -> None:
     model = Predictor.load(trained)
-    rows = runs.rows("classification", 24, 1)
+    rows = factories.labelled_rows("classification", 24, 1)
     data = Data(rows, model.prepare(rows))
     assert model.points is not None
     again = calibrate(model.network, model.model.method, data, model.points.data["name"], "")
     assert [(p.mac_share, p.score) for p in again.points] == [(p.mac_share, p.score) for p in model.points.points]
 
 
-@settings(max_examples=40, deadline=None)
-@given(arrays(np.float64, st.integers(1, 200), elements=st.floats(0, 5).map(lambda x: round(x, 3))))
-def test_no_value_stands_on_a_cut(values: np.ndarray) -> None:
-    made = threshold_cuts(values)
-    assert made == sorted(made) and len(made) <= CUTS + 1
-    assert not set(made) & set(values) and values.min() < made[0] and values.max() < made[-1]
-    parted = {tuple(values < cut) for cut in made}
-    assert len(parted) == min(CUTS + 1, len(np.unique(values))) == len(made)
+def test_exit_thresholds_are_searched_on_enough_rows_only(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    monkeypatch.setattr(module, "FEW_ROWS", 20)
+    monkeypatch.setattr(module, "cross_fitted_gains", lambda context, *_: searched.append(len(context.data.rows)) or [])
+    model = Predictor.load(trained)
+    for count in (19, 20):
+        rows = factories.labelled_rows("classification", count, 5)
+        calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
+    assert searched == [20]
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "question_answering"])
+def test_select_rows_equals_a_recording_of_those_rows(every_task: dict[str, Path], kind: str) -> None:
+    model, rows = Predictor.load(every_task[kind]), factories.labelled_rows(kind, 20, 4)
+    context = module.CalibrationContext(model.network, model.model.method, Data(rows, model.prepare(rows)))
+    chosen = np.arange(20) % 3 == 1
+    selected, recording = context.select_rows(chosen, record_exits(model.network, context.data))
+    some = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
+    assert selected.data == Data(some, model.prepare(some))
+    fresh = record_exits(model.network, selected.data)
+    assert all(np.allclose(recording.logits[n], fresh.logits[n], atol=1e-5) for n in fresh.logits)
+    for settings in ({}, {"threshold": 0.5}):
+        first, second = selected.run(settings, recording), selected.run(settings, fresh)
+        assert np.array_equal(first.exit_layer, second.exit_layer) and np.array_equal(first.macs, second.macs)

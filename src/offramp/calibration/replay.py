@@ -2,7 +2,7 @@
 
 A replay runs the same loop and the same policy over the recorded logits, with an engine that computes nothing, so
 predictions, exit layers and costs are exactly those of a real run. It is valid for methods whose settings never change
-later states (`replay` in their setting space). Tokens may be dropped while the recording is made: a replay drops the
+later states (`replay` in their setting space). Tokens may be dropped during the recording: a replay drops the
 same tokens at the same moments, so exits can be tried under one length setting after another.
 """
 

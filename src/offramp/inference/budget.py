@@ -40,8 +40,8 @@ class Budget:
     @classmethod
     def share(cls, share: float) -> Budget:
         """Allow a share of the full model's compute, above 0 and at most 1; 1 is the full model."""
-        asked, fix = "a budget, the share of the full model's compute", "give a number above 0 and at most 1, e.g. 0.5"
-        return cls("share", _number("share", share, 0.0 < _value(share) <= 1.0, asked, fix))
+        what, fix = "a budget, the share of the full model's compute", "give a number above 0 and at most 1, e.g. 0.5"
+        return cls("share", _number("share", share, 0.0 < _value(share) <= 1.0, what, fix))
 
     @classmethod
     def loss(cls, loss: float) -> Budget:
@@ -52,22 +52,22 @@ class Budget:
     @classmethod
     def disagreement(cls, disagreement: float) -> Budget:
         """Allow this share of predictions to differ from those of the full model."""
-        asked, fix = "a share of predictions that may differ from the full model's", "give 0 or more, below 1: 0.01"
-        return cls("disagreement", _number("disagreement", disagreement, 0.0 <= _value(disagreement) < 1.0, asked, fix))
+        what, fix = "a share of predictions that may differ from the full model's", "give 0 or more, below 1: 0.01"
+        return cls("disagreement", _number("disagreement", disagreement, 0.0 <= _value(disagreement) < 1.0, what, fix))
 
     @classmethod
     def risk(cls, risk: float) -> Budget:
         """Allow a disagreement with the full model that calibration has proven not to be exceeded."""
-        asked, fix = "a proven risk of disagreement", "give a number above 0 and below 1, e.g. 0.01"
-        return cls("risk", _number("risk", risk, 0.0 < _value(risk) < 1.0, asked, fix))
+        what, fix = "a proven risk of disagreement", "give a number above 0 and below 1, e.g. 0.01"
+        return cls("risk", _number("risk", risk, 0.0 < _value(risk) < 1.0, what, fix))
 
     @classmethod
     def latency(cls, latency: str | float) -> Budget:
         """Allow a time for a single answer that calibration has met: `"5ms"`, or seconds as a number."""
         if isinstance(latency, str):
             return cls("latency", parse_latency(latency))
-        asked, fix = "a time for one answer", 'give a time with its unit, e.g. "5ms", or seconds above 0, e.g. 0.005'
-        return cls("latency", _number("latency", latency, 0.0 < _value(latency) < math.inf, asked, fix))
+        what, fix = "a time for one answer", 'give a time with its unit, e.g. "5ms", or seconds above 0, e.g. 0.005'
+        return cls("latency", _number("latency", latency, 0.0 < _value(latency) < math.inf, what, fix))
 
     @classmethod
     def parse(
@@ -135,8 +135,8 @@ def _value(value: Any) -> float:
     return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
 
 
-def _number(kind: Kind, value: Any, fits: bool, asked: str, fix: str) -> float:
+def _number(kind: Kind, value: Any, fits: bool, what: str, fix: str) -> float:
     """Return a value that fits; refuse any other, also one that is not a number."""
     if not fits:
-        raise OfframpError(asked, f"{NAMES[kind]}={value!r}", fix)
+        raise OfframpError(what, f"{NAMES[kind]}={value!r}", fix)
     return float(value)
