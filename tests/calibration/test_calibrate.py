@@ -10,7 +10,7 @@ import pytest
 
 from offramp import methods
 from offramp.calibration import calibrate as module
-from offramp.calibration.calibrate import calibrate, calibration_subset
+from offramp.calibration.calibrate import calibration_subset, find_operating_points
 from offramp.calibration.replay import record_exits, replay
 from offramp.calibration.thresholds import threshold_cuts
 from offramp.data.tokenization import Encoded
@@ -77,7 +77,7 @@ def test_calibration_subset_is_bounded_where_each_setting_is_a_run(
 @pytest.mark.parametrize("kind", WITH_EXITS)
 def test_points_promise_what_a_new_evaluation_finds(every_task: dict[str, Path], kind: str) -> None:
     model, data = load_with_rows(every_task[kind], kind)
-    points = calibrate(model.network, model.model.method, data, "rows", "f00")
+    points = find_operating_points(model.network, model.model.method, data, "rows", "f00")
     assert points.data == {"name": "rows", "rows": 30, "fingerprint": "f00"}
     assert (points.engine, points.precision) == ("torch", "fp32")
     shares, scores = [p.mac_share for p in points.points], [p.score for p in points.points]
@@ -96,7 +96,7 @@ def test_points_promise_what_a_new_evaluation_finds(every_task: dict[str, Path],
 @pytest.mark.parametrize("kind", ["regression", "masked_lm"])
 def test_method_without_settings_has_one_point(every_task: dict[str, Path], kind: str) -> None:
     model, data = load_with_rows(every_task[kind], kind)
-    (point,) = calibrate(model.network, model.model.method, data, "rows", "0").points
+    (point,) = find_operating_points(model.network, model.model.method, data, "rows", "0").points
     assert (point.mac_share, point.mean_exit_layer) == (1.0, 3.0)
 
 
@@ -105,7 +105,7 @@ def test_training_calibrates_on_its_dev_rows(trained: Path) -> None:
     rows = factories.labelled_rows("classification", 24, 1)
     data = Data(rows, model.prepare(rows))
     assert model.points is not None
-    again = calibrate(model.network, model.model.method, data, model.points.data["name"], "")
+    again = find_operating_points(model.network, model.model.method, data, model.points.data["name"], "")
     assert [(p.mac_share, p.score) for p in again.points] == [(p.mac_share, p.score) for p in model.points.points]
 
 
@@ -116,7 +116,7 @@ def test_exit_thresholds_are_searched_on_enough_rows_only(trained: Path, monkeyp
     model = Predictor.load(trained)
     for count in (19, 20):
         rows = factories.labelled_rows("classification", count, 5)
-        calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
+        find_operating_points(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
     assert searched == [20]
 
 

@@ -44,7 +44,7 @@ def warnings_of(
         for exit_head in model.network.exit_heads.values():
             exit_head.cost = HeadCost(10**9, 0)
     monkeypatch.setattr(module, "record_exits", lambda *_, **__: recording)
-    return module.calibrate(model.network, model.model.method, data, "rows", "").warnings
+    return module.find_operating_points(model.network, model.model.method, data, "rows", "").warnings
 
 
 def test_no_warning_for_correct_exits(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_no_warning_for_exits_that_no_row_may_take(
     real = module.CalibrationContext(model.network, model.model.method, data).record()
     recording = replace(real, logits={**{n: one_hot(LABELS) for n in real.logits}, layer: CONSTANT})
     monkeypatch.setattr(module, "record_exits", lambda *_, **__: recording)
-    found = module.calibrate(model.network, model.model.method, data, "rows", "").warnings
+    found = module.find_operating_points(model.network, model.model.method, data, "rows", "").warnings
     collapsed = [warning for warning in found if "collapsed" in warning]
     assert len(collapsed) == warnings and all("head=…" in warning for warning in collapsed)
 

@@ -95,5 +95,5 @@ def test_thresholds_are_scored_on_rows_they_were_not_found_on(
     monkeypatch.setattr(calibrate, "FEW_ROWS", 12)
     monkeypatch.setattr(calibrate, "decoder_candidates", lambda _, data: found.extend(data.rows) or [{}])
     monkeypatch.setattr(calibrate, "point_evaluator", lambda s, *a: scored.extend(s.data.rows) or evaluator(s, *a))
-    calibrate.calibrate(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
+    calibrate.find_operating_points(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
     assert sorted(map(id, [*found, *scored])) == sorted(map(id, rows)) and len(found) == len(scored) == 6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offramp import engines, methods
-from offramp.calibration.calibrate import CalibrationContext, calibrate
+from offramp.calibration.calibrate import CalibrationContext, find_operating_points
 from offramp.calibration.replay import replay
 from offramp.core.loop import Result, run
 from offramp.data.tokenization import Encoded
@@ -130,7 +130,7 @@ def test_a_replay_is_a_real_run(task: str) -> None:
             assert np.allclose(a, b, atol=1e-5)
         exits |= set(real.exit_layer)
     assert exits == {2.0, 3.0, 4.0, 5.0}
-    points = calibrate(net, subject.method, data, "rows", "0").points
+    points = find_operating_points(net, subject.method, data, "rows", "0").points
     assert points[-1].settings == {"gamma": 0.0, "hard": False} and points[0].mac_share < 0.5
 
 

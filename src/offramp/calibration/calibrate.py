@@ -132,7 +132,7 @@ class CalibrationContext:
         return np.arange(len(self.data.rows)) % 2 == 0
 
 
-def calibrate(
+def find_operating_points(
     network: Network, method: Method, data: Data, name: str, fingerprint: str, searched: Sequence[Settings] = ()
 ) -> OperatingPoints:
     """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""

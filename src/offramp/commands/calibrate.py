@@ -8,8 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from offramp.calibration.calibrate import CalibrationContext
-from offramp.calibration.calibrate import calibrate as find_points
+from offramp.calibration.calibrate import CalibrationContext, find_operating_points
 from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.length_search import (
     ReportProgress,
@@ -123,7 +122,7 @@ def calibrate_run(
         few = f"{len(rows)} rows say little about the cost of settings: {ENOUGH_ROWS} or more would be better"
         warnings.warn(few, stacklevel=2)
     data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
-    points = find_points(network, method, data, "/".join(Path(source).parts[-2:]), rows_fingerprint, searched)
+    points = find_operating_points(network, method, data, "/".join(Path(source).parts[-2:]), rows_fingerprint, searched)
     if searched:
         points = replace(points, data={**points.data, "searched": True})
     for warning in points.warnings:

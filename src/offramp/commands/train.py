@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from offramp import __version__, methods, tasks
-from offramp.calibration.calibrate import calibrate, calibration_subset
+from offramp.calibration.calibrate import calibration_subset, find_operating_points
 from offramp.commands import recipes
 from offramp.data import readers as reading
 from offramp.data.tokenization import max_tokens
@@ -276,7 +276,7 @@ def run_training(
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
         listener(choosing=len(chosen_on.rows))
-        points = calibrate(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
+        points = find_operating_points(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
             for warning in points.warnings:
                 warnings.warn(warning, stacklevel=2)

@@ -126,8 +126,9 @@ class OperatingPoints:
         loss = (self.full_point.score - point.score) / self.scale
         return loss if self.higher_is_better else -loss / max(abs(self.full_point.score), 1e-9)
 
-    def choose(self, budget: Budget) -> OperatingPoint:
-        """Return the point for a share of compute, a loss, or the default budget."""
+    def choose(self, budget: float | Budget | None = None) -> OperatingPoint:
+        """Return the point for a share of compute (a number, or `Budget.share`), a loss, or the default budget."""
+        budget = Budget.parse(budget)
         if budget.kind == "share":
             return self._within_share(budget.value)
         if budget.kind in ("loss", "default"):
