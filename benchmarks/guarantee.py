@@ -25,9 +25,8 @@ from offramp import __version__
 from offramp.calibration import risk as risks
 from offramp.calibration.calibrate import CalibrationContext
 from offramp.calibration.replay import record_exits
-from offramp.calibration.risk import disagreement_evaluator
+from offramp.calibration.risk import disagreement_evaluator, prove_risk
 from offramp.cli.printing.progress import row_bar
-from offramp.commands.calibrate import prove_risk
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import Origin, data_and_split, hardware, labelled_data, model_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError, missing_package
 
 
 def test_the_message_has_all_three_parts() -> None:
@@ -14,5 +14,5 @@ def test_the_message_has_all_three_parts() -> None:
 
 
 def test_an_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(need("data", "pyarrow")))
+    error = pickle.loads(pickle.dumps(missing_package("data", "pyarrow")))
     assert isinstance(error, OfframpError) and error.fix == "pip install 'offramp[data]'" and error.asked in str(error)

@@ -1,14 +1,13 @@
-"""One error class for everything a user can put right.
+"""The one error class for everything that a user can fix.
 
-It says what was asked, what was given and how to fix it, so that the command line can print it without a traceback.
-Requires nothing.
+It carries what was asked, what was given and how to fix it, so that the command line can print it without a traceback.
 """
 
 from __future__ import annotations
 
 
 class OfframpError(Exception):
-    """Something a user can fix; anything else stays an ordinary Python exception, because that is a bug of ours."""
+    """Something that a user can fix. Other exceptions are bugs in Offramp and keep their ordinary classes."""
 
     def __init__(self, asked: str, given: str, fix: str) -> None:
         super().__init__(asked, given, fix)  # all three in args: the error survives pickling between processes
@@ -20,8 +19,8 @@ class OfframpError(Exception):
         return f"asked: {self.asked}\ngiven: {self.given}\nfix:   {self.fix}"
 
 
-def need(extra: str, package: str) -> OfframpError:
-    """The error for an optional dependency that is not installed, with the command that installs it."""
+def missing_package(extra: str, package: str) -> OfframpError:
+    """Return the error for an optional dependency that is not installed, with the command that installs it."""
     return OfframpError(
         asked=f"something that needs the package {package!r}",
         given=f"{package!r} is not installed (it belongs to the optional extra {extra!r})",

@@ -10,18 +10,22 @@ from offramp.errors import OfframpError
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting as key=value; may be repeated")]
-Columns = Annotated[list[str] | None, typer.Option("--column", help="rename a column: text=sentence; may be repeated")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method as key=value; may be repeated")]
+Columns = Annotated[
+    list[str] | None, typer.Option("--column", help="read a column by another name: text=sentence; may be repeated")
+]
 Budget = Annotated[float | None, typer.Option(help=BUDGET)]
-BatchSize = Annotated[int, typer.Option(min=1, help="rows in a batch, if they have 64 tokens; of short ones more")]
+BatchSize = Annotated[int, typer.Option(min=1, help="rows of 64 tokens in a batch; a batch of shorter rows holds more")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
-Latency = Annotated[str | None, typer.Option(help="instead of a budget: a time that `calibrate --latency` met, 5ms")]
+Latency = Annotated[
+    str | None, typer.Option(help="instead of a budget: a time that `calibrate --latency` has met, e.g. 5ms")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 Engine = Annotated[str, typer.Option(help="how layers are executed: auto, openvino or torch")]
-Precision = Annotated[str, typer.Option(help="of layers: fp32, bf16 or int8 (openvino)")]
+Precision = Annotated[str, typer.Option(help="precision of the layers: fp32, bf16 or int8 (openvino)")]
 Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all cores if left out")]
-Json = Annotated[str | None, typer.Option("--json", help="write the result cell here")]
+Json = Annotated[str | None, typer.Option("--json", help="write the result to this file")]
 
 
 def comma_list(text: str) -> tuple[str, ...]:

@@ -15,22 +15,26 @@ def command(
     run: Run,
     *,
     data: Annotated[str, typer.Option(help="labelled rows")],
-    batch_sizes: Annotated[str, typer.Option(help="rows in a batch")] = "1,8,32",
+    batch_sizes: Annotated[str, typer.Option(help="batch sizes")] = "1,8,32",
     budgets: Annotated[
-        str, typer.Option(help="of the run: shares, default, max-loss=0.01, risk=0.01, latency=5ms")
+        str, typer.Option(help="budgets of the run: shares, default, max-loss=0.01, risk=0.01, latency=5ms")
     ] = "1.0,0.5,0.3",
-    engines: Annotated[str, typer.Option(help="of Offramp: auto, openvino, torch")] = "auto",
+    engines: Annotated[str, typer.Option(help="engines of Offramp: auto, openvino, torch")] = "auto",
     against: Annotated[
         str, typer.Option(help="other runtimes: hf, hf-compile, onnxruntime, openvino; or an engine of Offramp")
     ] = "hf,hf-compile,onnxruntime,openvino",
-    precisions: Annotated[str, typer.Option(help="wherever a runtime has them")] = "fp32,bf16,int8",
-    orders: Annotated[str, typer.Option(help="batches as rows are given, and sorted by length")] = "given,sorted",
+    precisions: Annotated[str, typer.Option(help="precisions, wherever a runtime has them")] = "fp32,bf16,int8",
+    orders: Annotated[str, typer.Option(help="orders of rows in batches: given, sorted (by length)")] = "given,sorted",
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds after the warm-up")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="of every runtime; torch's own number if left out")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="processor threads of every runtime; torch's default if left out")
+    ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="use only the first N rows")] = None,
     memory: Annotated[bool, typer.Option(help="measure memory too, each runtime in a fresh process")] = True,
-    png: Annotated[str | None, typer.Option(help="draw score against speed here")] = None,
-    json: Annotated[str | None, typer.Option("--json", help="write here; a file cut short is continued")] = None,
+    png: Annotated[str | None, typer.Option(help="draw score against speed to this file")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", help="write the measurements here; an unfinished file is continued")
+    ] = None,
     column: Columns = None,
 ) -> None:
     """Measure rows a second, latency, memory and score of a run at several budgets, and of other runtimes."""

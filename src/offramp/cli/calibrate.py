@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Columns, Engine, Limit, MaxLoss, Precision, Run, Threads
+from offramp.cli._options import Columns, Engine, Limit, Precision, Run, Threads
 from offramp.utils.command_line import key_values
 
 
@@ -14,28 +14,33 @@ def command(
     run: Run,
     *,
     data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
-    budget: Budget = None,
-    max_loss: MaxLoss = None,
+    budget: Annotated[float | None, typer.Option(help="print the point for this share of the full compute")] = None,
+    max_loss: Annotated[float | None, typer.Option(help="print the cheapest point that loses at most this")] = None,
     risk: Annotated[
-        float | None, typer.Option(help="prove that at most this share disagrees with the full model")
+        float | None,
+        typer.Option(help="find a setting and prove that at most this share disagrees with the full model"),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="with which the risk must hold")] = 0.95,
-    latency: Annotated[str | None, typer.Option(help="find settings that answer single rows within this: 5ms")] = None,
-    percentile: Annotated[float, typer.Option(help="of rows that must be answered within --latency")] = 95.0,
+    confidence: Annotated[float, typer.Option(help="confidence of that proof")] = 0.95,
+    latency: Annotated[
+        str | None, typer.Option(help="find a setting that answers single rows within this time, e.g. 5ms")
+    ] = None,
+    percentile: Annotated[float, typer.Option(help="percentage of rows that must be answered within --latency")] = 95.0,
     engine: Engine = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
     search: Annotated[
-        bool, typer.Option("--search", help="search how many tokens each layer keeps (and when rows of a pair leave)")
+        bool, typer.Option("--search", help="search how many tokens each layer keeps (and, in a pair, when rows leave)")
     ] = False,
     iterations: Annotated[int, typer.Option(min=0, help="search: generations after the first population")] = 30,
-    mutations: Annotated[int, typer.Option(min=0, help="search: new configurations by mutation in each")] = 30,
-    crossovers: Annotated[int, typer.Option(min=0, help="search: new configurations by averaging two in each")] = 30,
+    mutations: Annotated[int, typer.Option(min=0, help="search: new configurations by mutation in a generation")] = 30,
+    crossovers: Annotated[
+        int, typer.Option(min=0, help="search: new configurations by averaging two in a generation")
+    ] = 30,
     search_rows: Annotated[
-        int, typer.Option(min=1, help="search: on so many rows, at most half; the rest score")
+        int, typer.Option(min=1, help="search: rows to search on, at most half; the others score")
     ] = 500,
-    seed: Annotated[int, typer.Option(help="search: decides everything random")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="search: continue one that was interrupted")] = False,
+    seed: Annotated[int, typer.Option(help="search: seed of all random numbers")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="search: continue an interrupted one")] = False,
     limit: Limit = None,
     column: Columns = None,
 ) -> None:

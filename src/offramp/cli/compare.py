@@ -16,14 +16,16 @@ def command(
     out: Annotated[str, typer.Option(help="where cells, runs and the report are written")],
     methods: Annotated[str, typer.Option(help="all, or names like branchynet,truncate:k=2")] = "all",
     models: Annotated[str, typer.Option(help="model folders or hub names, or `minilm`")] = "minilm",
-    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, from 42 on")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds, from 42 on")] = 1,
     rows: Annotated[int | None, typer.Option(min=1, help="only the first N training rows")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage, the same for all")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage, the same for all methods")] = 3,
     batch_size: BatchSize = 32,
     lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 1e-4,
     time_limit: Annotated[str | None, typer.Option(help="start no cell that would end later: 90m, 2h")] = None,
     collect: Annotated[str, typer.Option(help="earlier results: cells found there do not run again")] = "results",
-    bench: Annotated[int, typer.Option(min=0, help="at the end time every run on the first N rows; 0: none")] = 0,
+    bench: Annotated[
+        int, typer.Option(min=0, help="at the end measure the speed of every run on N rows; 0: do not")
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
 ) -> None:
     """Train, calibrate and evaluate every method on every data set under the same rules; then write the report."""

@@ -42,7 +42,7 @@ def command(
     curve: Annotated[bool, typer.Option("--curve", help="all operating points instead of one setting")] = False,
     json: Json = None,
 ) -> None:
-    """Score a run on labelled rows: metrics, share of the full compute, where rows left."""
+    """Score a run on labelled rows: metrics, share of the full compute, the layers at which rows left."""
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_cell, print_curve
     from offramp.commands.evaluate import check_curve_alone, evaluate, evaluate_points

@@ -17,7 +17,7 @@ def command(
     budget: Budget = None,
     max_loss: MaxLoss = None,
     set_: Sets = None,
-    html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets here")] = None,
+    html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets to this file")] = None,
 ) -> None:
     """Show one input layer by layer: tokens that left, the answer of each exit, where it stopped and why."""
     from offramp.cli.printing.console import out, print_line

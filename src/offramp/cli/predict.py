@@ -24,7 +24,7 @@ from offramp.utils.command_line import key_values
 def command(
     run: Run,
     *,
-    input: Annotated[str, typer.Option(help="rows to answer, or - for standard input")],
+    input: Annotated[str, typer.Option(help="rows to predict, or - for standard input")],
     output: Annotated[str | None, typer.Option(help="a .jsonl file; standard output if left out")] = None,
     budget: Budget = None,
     max_loss: MaxLoss = None,
@@ -36,7 +36,7 @@ def command(
     threads: Threads = None,
     column: Columns = None,
 ) -> None:
-    """Answer rows in order, one JSON object a line."""
+    """Write a prediction for every row, in order, one JSON object a line."""
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import predictions_on_screen, row_bar
     from offramp.commands.predict import predict

@@ -30,19 +30,19 @@ def command(
         str | None, typer.Option(show_default="classification", help="also: tagging, question_answering, translation …")
     ] = None,
     method: Annotated[str | None, typer.Option(show_default="full", help=METHODS)] = None,
-    dev: Annotated[str | None, typer.Option(help="rows to choose and calibrate on")] = None,
+    dev: Annotated[str | None, typer.Option(help="rows to choose epochs and operating points on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
     init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, show_default="3", help="epochs of each stage")] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, show_default="32", help="rows in a batch, if they have 64 tokens; of short ones more"),
+        typer.Option(min=1, show_default="32", help="rows of 64 tokens in a batch; a batch of shorter rows holds more"),
     ] = None,
     lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
     max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; all of --dev")] = None,
-    seed: Annotated[int, typer.Option(help="decides everything random")] = 42,
-    precision: Annotated[str, typer.Option(help="auto, bf16 or fp32")] = "auto",
+    seed: Annotated[int, typer.Option(help="seed of all random numbers")] = 42,
+    precision: Annotated[str, typer.Option(help="precision of training: auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
     recipe: Annotated[str | None, typer.Option(help=RECIPES)] = None,
     column: Columns = None,
@@ -50,13 +50,17 @@ def command(
         list[str] | None, typer.Option("--set", help="an option of the method as key=value; may be repeated")
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="random weights; --model names a family: bert, alberta, modernbert …")
+        bool,
+        typer.Option(
+            "--from-scratch", help="start from random weights; --model names a family: bert, alberta, modernbert …"
+        ),
     ] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="from scratch: whose tokenizer; learned from the rows if left out")
+        str | None,
+        typer.Option(help="from scratch: take the tokenizer of this model; learned from --train if left out"),
     ] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(show_default="8000", help="from scratch: tokens of the tokenizer that is learned")
+        int | None, typer.Option(show_default="8000", help="from scratch: size of the vocabulary that is learned")
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -64,7 +68,7 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
-    """Fine-tune a model with exits, calibrate it and write a run folder. Run it again to continue after a stop."""
+    """Fine-tune a model with exits, calibrate it and write a run folder. The same command continues after a stop."""
     from offramp.cli.printing.progress import TrainingDisplay
     from offramp.cli.printing.tables import print_trained
     from offramp.commands import train as training

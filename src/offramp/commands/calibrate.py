@@ -60,7 +60,7 @@ def calibrate(
     """Find settings for every budget on labelled rows that a run was not trained on, and write its points.json.
 
         points = offramp.calibrate("runs/mine", "calibration.jsonl", risk=0.02, confidence=0.95)
-        points.choose(budget=0.5).score, points.guarantees[0].mac_share
+        points.full_point.score, points.guarantees[0].mac_share
 
     Args:
         run: a run folder; its old operating points, guarantees and latencies are replaced.
@@ -70,11 +70,11 @@ def calibrate(
         latency: also find a setting that answers single rows within this time, "5ms" or seconds.
         percentile: of rows that must be answered within the latency.
         engine, precision, threads: what the latency is measured on.
-        search: search how many tokens each layer keeps (and, in a pair, when rows leave) by evolution.
-        iterations: of the search: generations after the first population.
-        mutations, crossovers: of the search: new configurations of each kind in a generation.
+        search: search by evolution how many tokens each layer keeps (and, in a pair, when rows leave).
+        iterations: generations of the search after the first population.
+        mutations, crossovers: new configurations of each kind in a generation of the search.
         search_rows: rows to search on, at most half of them; the others score what was found.
-        seed: of the search: decides everything random.
+        seed: seed of the search's random numbers.
         resume: continue a search that was interrupted.
         limit: use only the first rows.
         columns: columns of the file by the names that the task expects, e.g. {"text": "sentence"}.

@@ -133,7 +133,7 @@ def train(
         epochs, batch_size, lr: of each stage, 3, 32 and 5e-5 by default; `lr` is that of the pretrained part.
         max_length: the longest row in tokens.
         limit: use only the first training rows.
-        seed: decides everything random.
+        seed: seed of all random numbers.
         precision: of training; "auto" is bf16 where the processor multiplies it natively.
         save_seconds: seconds between checkpoints.
         recipe: published settings by name, "adapler/agnews"; arguments that are given win over it.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError, missing_package
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*){0,2}(:\w[\w%\[\]:+-]*)?")
 
@@ -26,7 +26,7 @@ def dataset_rows(source: str) -> Iterator[dict[str, Any]]:
     try:
         from datasets import ClassLabel, List
     except ImportError as error:
-        raise need("data", "datasets") from error
+        raise missing_package("data", "datasets") from error
     data = _load(source)
     tags = {
         name: kind.feature

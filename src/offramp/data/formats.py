@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError, missing_package
 
 Row = dict[str, Any]
 Line = tuple[int, str]  # number from 1, text with its line end
@@ -68,7 +68,7 @@ def parquet_rows(source: str) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise need("data", "pyarrow") from error
+        raise missing_package("data", "pyarrow") from error
     with _open(source) as file, tempfile.TemporaryFile() as seekable:
         if source.lower().endswith(".gz"):
             shutil.copyfileobj(file, seekable)

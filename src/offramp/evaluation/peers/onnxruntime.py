@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from offramp.errors import need
+from offramp.errors import missing_package
 from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
 from offramp.utils.files import atomic_replace
 
@@ -23,7 +23,7 @@ def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
         import onnx  # noqa: F401  # the exporter and the quantiser need it
         import onnxruntime
     except ImportError as error:
-        raise need("bench", error.name or "onnxruntime") from error
+        raise missing_package("bench", error.name or "onnxruntime") from error
     path = _quantised(model) if variant.precision == "int8" else _exported(model)
     padding = _padded.padding_token(model)
     options = onnxruntime.SessionOptions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from offramp.engines.openvino.runtime import library
-from offramp.errors import OfframpError, need
+from offramp.errors import OfframpError, missing_package
 from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
 
 VARIANTS = (EngineVariant("openvino-graph", "fp32"), EngineVariant("openvino-graph", "bf16"))
@@ -20,7 +20,7 @@ def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
     try:
         openvino = library()
     except OfframpError as error:
-        raise need("openvino", "openvino") from error
+        raise missing_package("openvino", "openvino") from error
     hints = {"INFERENCE_PRECISION_HINT": HINTS[variant.precision], "INFERENCE_NUM_THREADS": model.threads}
     compiled = openvino.Core().compile_model(str(_converted(model)), "CPU", hints)
     padding = _padded.padding_token(model)

@@ -137,7 +137,7 @@ function speeds() {
   against("bylength", both, (l) => [l.file, l.budget].join(),
     (l) => ({ x: Math.log2(l.mean_tokens), y: l.at, colour: colour(l.name), marked: true, big: l.budget !== "full",
       text: `${pace(l)}: ${l.at.toFixed(3)} ms a row of ${l.mean_tokens.toFixed(0)} tokens (${l.file})` }),
-    { x: "tokens of a row", y: "milliseconds a row", title: "time against length", missing: "no file of `offramp lengths` for this data set" });
+    { x: "tokens of a row", y: "milliseconds a row", title: "time against length", missing: "no file of benchmarks/speed_by_length.py for this data set" });
 }
 
 function table() {
