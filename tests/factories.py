@@ -70,6 +70,16 @@ CONFIGS: dict[str, dict[str, Any]] = {  # every encoder backbone; a test checks 
     "albert": {"embedding_size": 16, "num_hidden_groups": 2, "num_hidden_layers": 4},
     "electra": {"embedding_size": 16},
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "mpnet": {"pad_token_id": 1, "relative_attention_num_buckets": 32},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
 }
 BACKBONES = sorted(CONFIGS)
 DISTILBERT_KEYS = {"vocab_size", "max_position_embeddings", "pad_token_id"}  # of SHAPE

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from offramp import backbones
 from offramp.core.attention import AttentionOptions, attend
+from offramp.core.attention.distances import RelativePositions
 from offramp.core.packed import pack
 from offramp.inference.run_folder import quiet_transformers
 from tests import factories
@@ -65,7 +66,18 @@ def test_relative_attention_is_the_same_with_and_without_scores() -> None:
         q, k, v = (torch.randn(packed.total, 16, requires_grad=True) for _ in range(3))
         table = torch.randn(7, 4, requires_grad=True)
         bias = torch.linspace(-1, 1, packed.total)
-        mixed, _ = attend(q, k, v, packed.layout, AttentionOptions(4, scores=scores, key_bias=bias, relative=table))
+        mixed, _ = attend(
+            q,
+            k,
+            v,
+            packed.layout,
+            AttentionOptions(
+                4,
+                scores=scores,
+                key_bias=bias,
+                relative=RelativePositions(len(table) // 2, table[:, None], table[:, None]),
+            ),
+        )
         mixed.square().sum().backward()
         found.append((mixed.detach(), *(x.grad for x in (q, k, v, table))))
     for a, b in zip(*found, strict=True):

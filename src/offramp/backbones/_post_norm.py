@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones._prunable import PrunableLayer
-from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
+from offramp.core.attention import AttentionOptions, AttentionScores, Layout, RelativePositions, attend
 from offramp.core.cost import LayerCost
 from offramp.core.dropout import apply_dropout
 
@@ -34,11 +34,20 @@ class Sublayers:
 
 
 class PostNormLayer(PrunableLayer):
-    """A post-norm layer in two halves; while no gradient is recorded, Q, K and V are one fused product."""
+    """A post-norm layer in two halves; while no gradient is recorded, Q, K and V are one fused product.
 
-    def __init__(self, parts: Sublayers, heads: int) -> None:
+    `relative` gives the attention logits of distances, of families that have such; `query_scale` multiplies queries.
+    """
+
+    def __init__(
+        self,
+        parts: Sublayers,
+        heads: int,
+        relative: Callable[[], RelativePositions] | None = None,
+        query_scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.parts, self.heads = parts, heads
+        self.parts, self.heads, self.relative, self.query_scale = parts, heads, relative, query_scale
         self._fused: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         wide, inner, up = parts.query.in_features, parts.query.out_features, parts.up.out_features
         self.cost = LayerCost(query=2.0 * wide * inner, key=2.0 * wide * inner, pair=2.0 * inner, feed=2.0 * wide * up)
@@ -53,9 +62,10 @@ class PostNormLayer(PrunableLayer):
             q, k, v = F.linear(keys, weight, bias).chunk(3, dim=-1)
         else:
             q, k, v = (F.linear(x, *self._project(n)) for n, x in (("query", queries), ("key", keys), ("value", keys)))
+        q = q if self.query_scale == 1.0 else q * self.query_scale
         dropout = p.attention_dropout.p if p.attention_dropout.training else 0.0
         attended, attention_scores = attend(
-            q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias)
+            q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias, self._relative())
         )
         projected = F.linear(attended, self.kept_part("out", p.out.weight, self.columns, 1), p.out.bias)
         return p.attention_norm(queries + apply_dropout(p.out_dropout, projected)), attention_scores
@@ -68,6 +78,16 @@ class PostNormLayer(PrunableLayer):
         fed = F.linear(p.activation(F.linear(x, up, bias)), down, p.down.bias)
         y: Tensor = p.feed_norm(x + apply_dropout(p.down_dropout, fed))
         return y
+
+    def _relative(self) -> RelativePositions | None:
+        """Return the logits of distances, for the heads that are computed."""
+        if self.relative is None:
+            return None
+        tables = self.relative()
+        if self.columns is None:
+            return tables
+        width = len(self.columns) // self.heads
+        return tables.select_heads(self.columns[::width] // width)
 
     def output_projections(self) -> tuple[nn.Linear, nn.Linear]:
         return self.parts.out, self.parts.down

@@ -24,7 +24,7 @@ from offramp.backbones._alberta_model import (
     AlbertaModel,
 )
 from offramp.backbones._prunable import PrunableLayer
-from offramp.core.attention import AttentionOptions, AttentionScores, Layout, attend
+from offramp.core.attention import AttentionOptions, AttentionScores, Layout, RelativePositions, attend
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.dropout import apply_dropout
 from offramp.core.packed import Packed
@@ -68,9 +68,12 @@ class PreNormRelativeLayer(PrunableLayer):
             k, v = F.linear(normed, weight[wide:], None if bias is None else bias[wide:]).chunk(2, dim=-1)
             q = F.linear(own.attention_norm(queries), weight[:wide], None if bias is None else bias[:wide])
         dropout = own.attention_dropout if own.training else 0.0
-        table = None if own.distances is None else own.distances.weight
+        relative = None
+        if own.distances is not None:  # one table for all heads, for queries and for keys
+            table = own.distances.weight[:, None]
+            relative = RelativePositions(len(table) // 2, table, table)
         attended, attention_scores = attend(
-            q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias, table)
+            q, k, v, where, AttentionOptions(self.heads, dropout, None, scores, key_bias, relative)
         )
         projected = F.linear(attended, self.kept_part("out", own.out.weight, self.columns, 1), own.out.bias)
         return queries + apply_dropout(own.dropout, projected), attention_scores

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from offramp.core.attention.distances import RelativePositions
 
 Ints = NDArray[np.int64]
 
@@ -35,7 +38,7 @@ class AttentionOptions:
     window: int | None = None  # tokens further apart than this do not attend to each other
     scores: bool = False
     key_bias: Tensor | None = None  # [keys], added to the logits of each key (soft removal)
-    relative: Tensor | None = None  # [distances, head width], vectors of distances (core/relative.py)
+    relative: RelativePositions | None = None  # logits from distances (core/attention/distances.py)
 
 
 Mixer = Callable[[Tensor, Tensor, Tensor, AttentionOptions], tuple[Tensor, AttentionScores | None]]

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from offramp.core.attention import cuda_kernel
-from offramp.core.attention.distances import add_mask, distance_scores
+from offramp.core.attention.distances import RelativePositions, add_mask
 from offramp.core.attention.training_kernel import Block, attend_while_training, attend_with_scores, trains_on_cpu
 from offramp.core.layout import AttentionOptions, AttentionScores, Layout, PaddingIndex, Rectangle, layout
 
-__all__ = ["Layout", "Plan", "Scores", "attend", "layout", "pad", "unpad"]
+__all__ = ["AttentionOptions", "AttentionScores", "Layout", "RelativePositions", "attend", "layout", "pad", "unpad"]
 
 
 class _Pad(torch.autograd.Function):
@@ -62,7 +62,7 @@ def attend(
         kb, vb = (_heads(x[rectangle.key_span], rectangle.rows, plan.heads) for x in (k, v))
         mask = _mask(rectangle, windows[i] if windows else None, bias)
         if plan.relative is not None:
-            mask = add_mask(distance_scores((qb, kb), plan.relative, _places(where, rectangle)), mask)
+            mask = add_mask(plan.relative.logits(qb, kb, _places(where, rectangle)), mask)
         if plan.scores:
             out, mean = _scored((qb, kb, vb), mask, rectangle, plan)
             column, diagonal = mean.sum(1).reshape(-1), _diagonal(mean, where, rectangle).reshape(-1)

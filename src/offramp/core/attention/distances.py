@@ -1,23 +1,57 @@
-"""Attention logits from relative positions: every distance has a vector that queries and keys are multiplied with."""
+"""Attention logits that depend on the distance between a query and a key in the original row."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-def distance_scores(block: tuple[Tensor, Tensor], table: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
-    """Return q·E[i−j] + k·E[i−j] for every query i and key j of a rectangle, not divided by √width.
+@dataclass(frozen=True)
+class RelativePositions:
+    """Tables that turn the distance i − j of query i and key j into a logit, added and never divided by √width.
 
-    `block` are queries and keys [rows, heads, n, width], `places` their original positions [rows, n], `table` the
-    vectors [2·reach + 1, width] of distances −reach…reach; larger distances count as reach.
+    Every distance has an entry in the tables. `with_queries` is multiplied with the query and `with_keys` with the key
+    of a pair; `bias` is added as it is. Tables of one head serve all heads.
     """
-    (q, k), reach = block, table.shape[0] // 2
-    apart = places[0][:, None, :, None] - places[1][:, None, None, :]  # [rows, 1, queries, keys]
-    index = (apart.clamp(-reach, reach) + reach).expand(-1, q.shape[1], -1, -1)
-    of_query = (q @ table.T).gather(-1, index)  # [rows, heads, queries, keys]
-    of_key = (k @ table.T).gather(-1, index.transpose(2, 3))  # [rows, heads, keys, queries]
-    return of_query + of_key.transpose(2, 3)
+
+    reach: int  # larger distances count as this one
+    with_queries: Tensor | None = None  # [entries, heads or 1, width]
+    with_keys: Tensor | None = None  # [entries, heads or 1, width]
+    bias: Tensor | None = None  # [entries, heads]
+    entries: Tensor | None = None  # [2·reach + 1] entry of each distance −reach…reach; None: distance + reach
+
+    def logits(self, query: Tensor, key: Tensor, places: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the logits of every query and key of a rectangle.
+
+        `query` and `key` are [rows, heads, n, width], `places` their original positions [rows, n].
+        """
+        distance = places[0][:, :, None] - places[1][:, None, :]  # [rows, queries, keys]
+        index = distance.clamp(-self.reach, self.reach) + self.reach
+        index = index if self.entries is None else F.embedding(index, self.entries[:, None]).squeeze(-1)
+        each_head = index[:, None].expand(-1, query.shape[1], -1, -1)  # [rows, heads, queries, keys]
+        parts = []
+        if self.with_queries is not None:
+            parts.append((query @ self.with_queries.permute(1, 2, 0)).gather(-1, each_head))
+        if self.with_keys is not None:
+            by_key = (key @ self.with_keys.permute(1, 2, 0)).gather(-1, each_head.transpose(2, 3))
+            parts.append(by_key.transpose(2, 3))
+        if self.bias is not None:
+            parts.append(F.embedding(index, self.bias).permute(0, 3, 1, 2))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total  # [rows, heads, queries, keys]
+
+    def select_heads(self, heads: Tensor) -> RelativePositions:
+        """Return the tables of some heads only."""
+        with_queries, with_keys, bias = (
+            table if table is None or table.shape[1] == 1 else table.index_select(1, heads.to(table.device))
+            for table in (self.with_queries, self.with_keys, self.bias)
+        )
+        return replace(self, with_queries=with_queries, with_keys=with_keys, bias=bias)
 
 
 def add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from offramp.core.attention.distances import add_mask, distance_scores
+from offramp.core.attention.distances import add_mask
 from offramp.core.layout import AttentionOptions, AttentionScores, Ints, Layout
 from offramp.core.packed import Packed
 
@@ -74,7 +74,7 @@ class TracedAttention:
             mask = torch.where(near, far, float("-inf"))
         if plan.relative is not None:
             at = self.position[0][:, 0, :, 0], self.position[1][:, 0, 0]
-            mask = add_mask(distance_scores((q, k), plan.relative, at), mask)
+            mask = add_mask(plan.relative.logits(q, k, at), mask)
         if not plan.scores:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             return self._packed(out, query), None
