@@ -447,7 +447,7 @@ def run_folder(
     splits = {name: write_jsonl(folder / f"{name}.jsonl", labelled_rows(kind, n, seed)) for name, n, seed in SPLITS}
     more = {"schedule": Schedule(epochs=4, batch_size=8, lr=0.01), **more}
     request = TrainRequest(model=base, out=str(folder / "run"), task=KINDS[kind], method=method, **splits, **more)
-    run_training(request, report=report)
+    run_training(request, listener=report)
     return folder / "run"
 
 
