@@ -42,14 +42,14 @@ def encoder(model: Any) -> Encoder:
         for group in base.encoder.albert_layer_groups
     ]
 
-    def words(packed: Packed) -> Tensor:
+    def embed(packed: Packed) -> Tensor:
         embedded: Tensor = project(bert_embeddings(base.embeddings, packed))
         return embedded
 
     per_group = config.num_hidden_layers / config.num_hidden_groups
     stack = [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_group)]]
     price = HeadCost(0, linear_macs(project))
-    return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

@@ -97,7 +97,7 @@ def encoder(model: Any) -> Encoder:
     """Return `AlbertaModel` for the packed loop; its final norm is applied before every exit."""
     base, config = model.base_model, model.config
 
-    def words(packed: Packed) -> Tensor:
+    def embed(packed: Packed) -> Tensor:
         columns = (packed.tokens[name][None] for name in ("id", "type", "position"))
         embedded: Tensor = base.embeddings(*columns)
         return embedded[0]
@@ -105,7 +105,7 @@ def encoder(model: Any) -> Encoder:
     shared = {id(block): PreNormRelativeLayer(block) for block in base.blocks}
     stack = [shared[id(block)] for block in base.stack]
     price = HeadCost(0, linear_macs(base.embeddings.project))
-    return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings, price)
+    return Encoder(embed, stack, base.final_norm, config.hidden_size, config.max_position_embeddings, price)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

@@ -26,7 +26,7 @@ def decoder(model: Any) -> Decoder:
 
 
 def _embed(half: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Word and position embeddings, normed."""  # [..., hidden]
+    """Return word plus position embeddings, normed: [..., hidden]."""
     places = half.embed_positions
-    words = half.embed_tokens(ids) + F.embedding(positions + places.offset, places.weight)
-    return OwnerDropout(half, half.dropout)(half.layernorm_embedding(words))
+    embedded = half.embed_tokens(ids) + F.embedding(positions + places.offset, places.weight)
+    return OwnerDropout(half, half.dropout)(half.layernorm_embedding(embedded))

@@ -17,8 +17,8 @@ def encoder(model: Any) -> Encoder:
     """Return `BertModel` (or a model that holds one) for the packed loop."""
     base, config = model.base_model, model.config
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
-    words = partial(bert_embeddings, base.embeddings)
-    return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
+    embed = partial(bert_embeddings, base.embeddings)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

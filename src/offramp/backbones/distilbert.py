@@ -37,13 +37,13 @@ def encoder(model: Any) -> Encoder:
     """Return `DistilBertModel` for the packed loop."""
     base, config = model.base_model, model.config
 
-    def words(packed: Packed) -> Tensor:
+    def embed(packed: Packed) -> Tensor:
         ids, positions = packed.tokens[ID][None], packed.tokens[POSITION][None]
         embedded: Tensor = base.embeddings(input_ids=ids, position_ids=positions)
         return embedded[0]
 
     stack = [PostNormLayer(_sublayers(block), config.n_heads) for block in base.transformer.layer]
-    return Encoder(words, stack, nn.Identity(), config.dim, config.max_position_embeddings)
+    return Encoder(embed, stack, nn.Identity(), config.dim, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

@@ -20,13 +20,13 @@ def encoder(model: Any) -> Encoder:
     narrow = config.embedding_size != config.hidden_size
     project: nn.Module = base.embeddings_project if narrow else nn.Identity()
 
-    def words(packed: Packed) -> Tensor:
+    def embed(packed: Packed) -> Tensor:
         embedded: Tensor = project(bert_embeddings(base.embeddings, packed))
         return embedded
 
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
     price = HeadCost(0, linear_macs(project))
-    return Encoder(words, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

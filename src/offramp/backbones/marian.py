@@ -27,6 +27,6 @@ def decoder(model: Any) -> Decoder:
 
 
 def _embed(half: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Scaled word embeddings and sinusoids."""  # [..., hidden]
-    words = half.embed_tokens(ids) * half.embed_scale
-    return OwnerDropout(half, half.dropout)(words + F.embedding(positions, half.embed_positions.weight.detach()))
+    """Return scaled word embeddings plus sinusoids: [..., hidden]."""
+    embedded = half.embed_tokens(ids) * half.embed_scale
+    return OwnerDropout(half, half.dropout)(embedded + F.embedding(positions, half.embed_positions.weight.detach()))

@@ -84,11 +84,11 @@ def encoder(model: Any) -> Encoder:
     base, config = model.base_model, model.config
     stack = [PreNormRotaryLayer(layer, base.rotary_emb, config) for layer in base.layers]
 
-    def words(packed: Packed) -> Tensor:
+    def embed(packed: Packed) -> Tensor:
         embedded: Tensor = base.embeddings(input_ids=packed.tokens[ID][None])
         return embedded[0]
 
-    return Encoder(words, stack, base.final_norm, config.hidden_size, config.max_position_embeddings)
+    return Encoder(embed, stack, base.final_norm, config.hidden_size, config.max_position_embeddings)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

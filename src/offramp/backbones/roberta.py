@@ -17,9 +17,9 @@ def encoder(model: Any) -> Encoder:
     """Return `RobertaModel` and its variants for the packed loop."""
     base, config = model.base_model, model.config
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
-    words = partial(bert_embeddings, base.embeddings, first_position=base.embeddings.padding_idx + 1)
+    embed = partial(bert_embeddings, base.embeddings, first_position=base.embeddings.padding_idx + 1)
     longest = config.max_position_embeddings - base.embeddings.padding_idx - 1
-    return Encoder(words, stack, nn.Identity(), config.hidden_size, longest)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, longest)
 
 
 def head(model: Any, auto_class: str) -> Head | None:

@@ -1,6 +1,6 @@
 """One generator of raw rows per file format; every error names the line.
 
-Lines are split on the byte \\n only: U+2028 and its kin are legal inside JSON strings.
+Lines are split on the byte \\n only: U+2028 and similar characters are legal inside JSON strings.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class _Step:
         qkv = block.project_qkv(x)
         copied = self_cache.fill_missing(block, decoding.states, position, rows)
         self_cache.write(position, rows, qkv[:, hidden:])
-        keys, values = (cached.narrow(2, 0, position + 1) for cached in (self_cache.keys, self_cache.values))
+        keys, values = self_cache.keys.narrow(2, 0, position + 1), self_cache.values.narrow(2, 0, position + 1)
         x = block.add_self_attention(x, attend_cached(qkv[:, :hidden], keys, values, self.index, total))
 
         new_sources = cross_cache.fill(block, decoding.source, decoding.source_row[rows])
@@ -174,13 +174,12 @@ class _Step:
         staying = np.flatnonzero(stays)
         if len(staying) == len(stays):
             return False
-        write_position(
-            decoding.states, decoding.position, self.rows, self.x
-        )  # tokens that stay are written again later
+        # the states of tokens that stay are written too, which is faster, and written again where they exit
+        write_position(decoding.states, decoding.position, self.rows, self.x)
         self.depth[self.rows[~stays]] = block
         if computed:
-            leaving = decoding.to_device(np.flatnonzero(~stays))
-            self.exit_scores[block] = computed[0][leaving] if len(staying) else computed[0]
+            leaving = np.flatnonzero(~stays)
+            self.exit_scores[block] = computed[0][decoding.to_device(leaving)] if len(staying) else computed[0]
         if not len(staying):
             return True
         self.x, self.rows = self.x.index_select(0, decoding.to_device(staying)), self.rows[staying]

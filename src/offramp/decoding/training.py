@@ -2,7 +2,7 @@
 
 Aligned: every token goes through every block, and the loss is averaged over exits with weights ω; one pass. Mixed: M
 exit sequences are drawn, a token's state is copied up from its exit, and its loss is taken there; M passes. The exit
-loss, weighted by α, is the cross-entropy of the deciding unit against an oracle that knows every exit's result; its
+loss, weighted by α, is the cross-entropy of the deciding unit against an oracle that compares all exits; its
 gradient reaches the whole model.
 """
 

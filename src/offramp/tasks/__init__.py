@@ -82,7 +82,7 @@ class Task(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return arguments for `AutoConfig.from_pretrained`, so that plain transformers knows the labels too."""
+        """Return arguments for `AutoConfig.from_pretrained`, so that plain transformers has the labels too."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
