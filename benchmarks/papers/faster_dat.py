@@ -45,6 +45,7 @@ from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_set
 from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
+from offramp.methods.faster_dat.policy import WORD_DEPTH
 from offramp.methods.faster_dat.word_depths import WordDepths
 from offramp.nn.batches import pack_rows
 from offramp.nn.words import words_of
@@ -306,7 +307,7 @@ def _look_up(predictor: Predictor, encoded: Sequence[Encoded], settings: Any) ->
     state = State(packed, packed, predictor.network, predictor.network.depth)
     with torch.inference_mode():
         predictor.model.method.policy(predictor.network, settings).on_embeddings(state)
-    return state.packed.tokens["depth"][words_of(packed).first].cpu()
+    return state.packed.tokens[WORD_DEPTH][words_of(packed).first].cpu()
 
 
 def _spelled(predictor: Predictor, item: Encoded) -> list[str]:

@@ -17,10 +17,10 @@ from offramp.data.tokenization import Encoded
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
-from offramp.methods.faster_dat.mutual_information import by_information
+from offramp.methods.faster_dat.mutual_information import depths_by_information
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy
-from offramp.methods.faster_dat.word_depths import Extent, depth_table, vocabulary
+from offramp.methods.faster_dat.word_depths import TableScope, depth_table, vocabulary
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.words import words_of
@@ -135,7 +135,7 @@ def test_telling_words_may_go_deep_instead() -> None:
     rows = runs.rows("classification", 24)
     task = tasks.get("classification").from_rows(rows, "rows")
     data = Data(rows, task.encode(tiny_tokenizers.wordpiece(), rows, 64))
-    tables = [by_information(task, data, Extent(3), 0.1, telling) for telling in (False, True)]
+    tables = [depths_by_information(task, data, TableScope(3), 0.1, telling) for telling in (False, True)]
     assert torch.equal(tables[0]["pieces"], tables[1]["pieces"])
     assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])
 

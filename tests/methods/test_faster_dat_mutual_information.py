@@ -11,8 +11,8 @@ import torch
 
 from offramp import tasks
 from offramp.errors import OfframpError
-from offramp.methods.faster_dat.mutual_information import depths_by_information, mutual_information
-from offramp.methods.faster_dat.word_depths import seen
+from offramp.methods.faster_dat.mutual_information import bins_of_information, mutual_information
+from offramp.methods.faster_dat.word_depths import row_words
 from offramp.nn.batches import Data
 from tests import factories
 
@@ -50,28 +50,28 @@ def test_mutual_information_equals_the_computation_by_hand(smoothing: float) -> 
 
 def test_depths_by_information_are_bins_of_equal_width() -> None:
     scale = np.array([1.0, 1.9, 2.0, 2.1, 3.0, 3.9, 4.0])  # −log of the information
-    assert depths_by_information(np.exp(-scale), 3).tolist() == [1, 1, 1, 2, 2, 3, 3]
-    assert depths_by_information(np.exp(-scale), 1).tolist() == [1] * 7
-    assert depths_by_information(np.array([0.0, 0.5]), 4).tolist() == [4, 1]  # a word without information goes deepest
-    assert depths_by_information(np.array([0.3]), 4).tolist() == [1]
+    assert bins_of_information(np.exp(-scale), 3).tolist() == [1, 1, 1, 2, 2, 3, 3]
+    assert bins_of_information(np.exp(-scale), 1).tolist() == [1] * 7
+    assert bins_of_information(np.array([0.0, 0.5]), 4).tolist() == [4, 1]  # a word without information goes deepest
+    assert bins_of_information(np.array([0.3]), 4).tolist() == [1]
 
 
 def test_depths_by_information_does_not_widen_bins_for_words_without_information() -> None:
     information = np.array([0.1, 1e-3, 1e-5, 0.0])
-    assert depths_by_information(information, 4).tolist() == [1, 1, 2, 4]
-    assert depths_by_information(information, 4, least=1e-6).tolist() == [1, 2, 4, 4]
+    assert bins_of_information(information, 4).tolist() == [1, 1, 2, 4]
+    assert bins_of_information(information, 4, least=1e-6).tolist() == [1, 2, 4, 4]
 
 
 def test_words_refuses_rows_whose_words_are_all_rare_or_absent() -> None:
     rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     task = tasks.get("classification").from_rows(rows, "rows")
     data = Data(rows, factories.encode([[5], [6]]))
-    assert len(seen(task, data).vocabulary.times) == 2
+    assert len(row_words(task, data).vocabulary.times) == 2
     with pytest.raises(OfframpError, match="least_count"):
-        seen(task, data, least_count=2)
+        row_words(task, data, least_count=2)
     without_words = Data(rows, factories.encode([[5], [5]], [[-1], [-1]]))
     with pytest.raises(OfframpError, match="rows with words"):
-        seen(task, without_words)
+        row_words(task, without_words)
 
 
 def test_information_of_many_rows_is_never_negative() -> None:

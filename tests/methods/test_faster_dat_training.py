@@ -1,4 +1,4 @@
-"""Planned depths in training: how words get them, what is saved, and runs that go on where they stopped."""
+"""PlannedDepthsStage depths in training: how words get them, what is saved, and runs that go on where they stopped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from offramp.calibration.calibrate import candidate_settings
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folder
 from offramp.methods.faster_dat.options import FasterDATSettings
-from offramp.methods.faster_dat.reconstruction import Passes, estimate
-from offramp.methods.faster_dat.training import GuessWords, Planned
+from offramp.methods.faster_dat.reconstruction import MaskedPasses, estimate_depths
+from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsStage
 from offramp.nn.batches import Batch, pack_rows
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage
@@ -90,7 +90,7 @@ def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Pat
     assert model.run(rows, FasterDATSettings()).tokens_kept.sum() == kept[1]
 
 
-@pytest.mark.parametrize("stage", [GuessWords, Planned])
+@pytest.mark.parametrize("stage", [MaskedModelStage, PlannedDepthsStage])
 def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: type[Stage]
 ) -> None:
@@ -138,13 +138,13 @@ def test_single_words_are_trained_at_the_depth_they_run_at(
 ) -> None:
     """λ lies between those that tables keep, where the mean of two depths would be a third one."""
     asked = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
-    seen: list[Planned] = []
-    real = Planned.prepare
-    monkeypatch.setattr(Planned, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
+    seen: list[PlannedDepthsStage] = []
+    real = PlannedDepthsStage.prepare
+    monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
     run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16))
     model = offramp.load(run_folder)
     rows = model.prepare(runs.rows("classification", 48, 0))
     packed = pack_rows(model.task, rows)
-    masked, passes = model.network.added["masked"], Passes(3, 0)
-    exact = estimate(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
+    masked, passes = model.network.added["masked"], MaskedPasses(3, 0)
+    exact = estimate_depths(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
     assert torch.equal(torch.cat(seen[-1].own), exact)

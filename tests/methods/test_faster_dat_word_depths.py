@@ -8,9 +8,9 @@ import torch
 from offramp.methods.faster_dat.word_depths import (
     WordDepths,
     depth_table,
-    depths_at,
+    interpolate_depths,
     mean_by_word,
-    some_occurrences,
+    select_occurrences,
     vocabulary,
 )
 from offramp.nn.words import words_of
@@ -44,13 +44,15 @@ def test_word_depths_are_saved_and_take_the_size_of_what_is_loaded() -> None:
 
 @pytest.mark.parametrize(("penalty", "expected"), [(0.0, 6), (0.1, 4), (0.15, 3), (0.125, 4), (0.2, 2), (9.0, 2)])
 def test_depths_at_interpolates_between_penalties(penalty: float, expected: int) -> None:
-    assert depths_at(torch.tensor([[6.0, 4.0, 2.0]]), torch.tensor([0.0, 0.1, 0.2]), penalty).tolist() == [expected]
+    assert interpolate_depths(torch.tensor([[6.0, 4.0, 2.0]]), torch.tensor([0.0, 0.1, 0.2]), penalty).tolist() == [
+        expected
+    ]
 
 
 def test_mean_by_word_averages_the_chosen_occurrences() -> None:
     found = vocabulary(words_of(pack_words()))
     depths = torch.tensor([[1.0], [5.0], [2.0], [4.0], [6.0]])
-    mean = mean_by_word(found, depths, some_occurrences(found, 0))
+    mean = mean_by_word(found, depths, select_occurrences(found, 0))
     assert mean[found.which[0]].item() == 2.5  # "10 11" has 1 and 4
     assert mean[found.which[2]].item() == 4.0 and mean[found.which[1]].item() == 5.0
     first = mean_by_word(found, depths, torch.tensor([True, True, True, False, False]))
@@ -63,11 +65,11 @@ def test_some_occurrences_of_frequent_words_are_spread_over_the_text(most: int) 
     ids = (torch.rand(400) ** 4 * 40).long()  # a few words often, many seldom
     found = vocabulary(words_of(pack_words([ids.tolist()], [list(range(400))])))
     frequent = found.only(found.times > 1)
-    chosen = some_occurrences(frequent, most)
+    chosen = select_occurrences(frequent, most)
     counts = torch.bincount(frequent.which[chosen], minlength=len(frequent.times))
     assert torch.equal(counts, frequent.times.clamp(max=most))
     assert not bool(chosen[frequent.which < 0].any())
-    assert torch.equal(some_occurrences(frequent, 0), frequent.which >= 0)
+    assert torch.equal(select_occurrences(frequent, 0), frequent.which >= 0)
     most_frequent = (found.which == found.times.argmax()).nonzero().squeeze(1)
-    gaps = some_occurrences(found, most)[most_frequent].nonzero().squeeze(1).diff()
+    gaps = select_occurrences(found, most)[most_frequent].nonzero().squeeze(1).diff()
     assert not len(gaps) or int(gaps.max() - gaps.min()) <= 1  # evenly

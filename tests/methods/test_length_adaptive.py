@@ -86,9 +86,7 @@ def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
     net, stage = made(drop=0.3)
     torch.manual_seed(0)
     assert stage.draw_lengths(frozenset(), shortest=True) == pytest.approx((0.7, 0.49, 0.343))
-    assert stage.draw_lengths(frozenset({2}), shortest=True) == pytest.approx(
-        (0.7, 0.7, 0.49)
-    )
+    assert stage.draw_lengths(frozenset({2}), shortest=True) == pytest.approx((0.7, 0.7, 0.49))
     assert shortest_lengths(net) == pytest.approx((0.7, 0.49, 0.343))
     drawn = [stage.draw_lengths(frozenset(), shortest=False) for _ in range(200)]
     for before, now in ((None, 0), (0, 1), (1, 2)):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
-from offramp.methods.faster_dat.masked_model import MaskedModel, training_loss
-from offramp.methods.faster_dat.reconstruction import Passes, estimate
+from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_loss
+from offramp.methods.faster_dat.reconstruction import MaskedPasses, estimate_depths
 from tests import runs, tiny, tiny_tokenizers
 
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 10, 3], [2, 3]]
@@ -27,7 +27,7 @@ def batch() -> Packed:
 
 @pytest.fixture(scope="module")
 def model(base: str) -> MaskedModel:
-    made = MaskedModel(None, stays=False)
+    made = MaskedModel(None, used_at_run_time=False)
     made.load(base)
     made.eval()
     return made
@@ -50,80 +50,89 @@ def slow(model: MaskedModel) -> list[list[int]]:
 
 
 def test_one_mask_a_pass_equals_the_slow_way(model: MaskedModel) -> None:
-    made = estimate(model, batch(), Passes(3, spacing=0), LAMBDAS)
+    made = estimate_depths(model, batch(), MaskedPasses(3, spacing=0), LAMBDAS)
     assert made.tolist() == slow(model)
     assert made[:, 2].tolist() == [1.0] * 7  # a large penalty: nobody goes deep
 
 
 def test_wide_masks_hide_every_word_once_and_alone_when_they_are_far_enough_apart(model: MaskedModel) -> None:
     passes: list[int] = []
-    far = estimate(model, batch(), Passes(3, spacing=4), LAMBDAS, lambda rows, lengths, asked: passes.extend(asked))
+    far = estimate_depths(
+        model, batch(), MaskedPasses(3, spacing=4), LAMBDAS, lambda rows, lengths, asked: passes.extend(asked)
+    )
     assert far.tolist() == slow(model)  # no row has more than four words
     assert sum(map(int, passes)) == 9 and len(passes) == 2 + 4 + 1
     near: list[int] = []
-    estimate(model, batch(), Passes(3, spacing=2), LAMBDAS, lambda rows, lengths, asked: near.extend(asked))
+    estimate_depths(
+        model, batch(), MaskedPasses(3, spacing=2), LAMBDAS, lambda rows, lengths, asked: near.extend(asked)
+    )
     assert sum(map(int, near)) == 9 and len(near) == 2 + 2 + 1
 
 
 def test_only_words_asked_for_are_hidden_in_as_few_passes_as_keep_them_apart(model: MaskedModel) -> None:
     asked, passes = torch.tensor([False, True, True, False, False, True, False]), list[int]()
-    some = estimate(model, batch(), Passes(3, 3, asked), LAMBDAS, lambda rows, lengths, many: passes.extend(many))
+    some = estimate_depths(
+        model, batch(), MaskedPasses(3, 3, asked), LAMBDAS, lambda rows, lengths, many: passes.extend(many)
+    )
     assert list(map(int, passes)) == [1, 2]  # a word of the first row; of the second, the first and the last together
-    lone, every = estimate(model, batch(), Passes(3, 0, asked), LAMBDAS), torch.tensor(slow(model), dtype=torch.float)
+    lone, every = (
+        estimate_depths(model, batch(), MaskedPasses(3, 0, asked), LAMBDAS),
+        torch.tensor(slow(model), dtype=torch.float),
+    )
     assert torch.equal(some[1], every[1]) and torch.equal(lone[asked], every[asked])
     assert bool((some[~asked] == 1).all()) and bool((lone[~asked] == 1).all())
 
 
 def test_the_masked_model_learns(model: MaskedModel) -> None:
     torch.manual_seed(0)
-    loss = training_loss(model, batch(), layers=3)
+    loss = masked_model_loss(model, batch(), layers=3)
     loss.backward()
     assert loss.item() > 0.0
     layer = model.model.bert.encoder.layer[2].output.dense.weight
     assert model.mask_id == 4 and layer.grad is not None and bool((layer.grad != 0).any())
     model.zero_grad()
     nothing = pack([[2, 3]]).with_tokens(word=torch.tensor([-1, -1]))
-    assert training_loss(model, nothing, layers=3).item() == 0.0
+    assert masked_model_loss(model, nothing, layers=3).item() == 0.0
 
 
 def test_tied_weights_are_saved_once_and_come_back_tied(model: MaskedModel) -> None:
     state = model.state_dict()
     assert len({tensor.data_ptr() for tensor in state.values()}) == len(state)
-    fresh = MaskedModel(model.model.config, stays=True)
+    fresh = MaskedModel(model.model.config, used_at_run_time=True)
     fresh.load_state_dict(state)
     fresh.eval()
-    assert estimate(fresh, batch(), Passes(3, 0), LAMBDAS).tolist() == slow(model)
+    assert estimate_depths(fresh, batch(), MaskedPasses(3, 0), LAMBDAS).tolist() == slow(model)
     assert fresh.model.cls.predictions.decoder.weight is fresh.model.bert.embeddings.word_embeddings.weight
-    empty = MaskedModel(model.model.config, stays=False)
-    empty.load_state_dict(MaskedModel(None, stays=False).state_dict())
+    empty = MaskedModel(model.model.config, used_at_run_time=False)
+    empty.load_state_dict(MaskedModel(None, used_at_run_time=False).state_dict())
     assert empty.model is None
 
 
 def test_a_checkpoint_without_a_masked_head_gets_one_and_it_is_said(tmp_path: Path) -> None:
     tiny.model("bert", vocab_size=len(tiny_tokenizers.wordpiece())).save_pretrained(tmp_path)
     tiny_tokenizers.wordpiece().save_pretrained(tmp_path)
-    made = MaskedModel(None, stays=False)
+    made = MaskedModel(None, used_at_run_time=False)
     with pytest.warns(UserWarning, match="tied to its embeddings is added"):
         made.load(str(tmp_path))
-    assert made.made_head
+    assert made.has_new_head
     assert made.model.cls.predictions.decoder.weight is made.model.bert.embeddings.word_embeddings.weight
 
 
 def test_a_run_folder_gets_the_head_of_what_it_started_from(model: MaskedModel, trained: Path, tmp_path: Path) -> None:
-    made = MaskedModel(model.model.config, stays=False)
+    made = MaskedModel(model.model.config, used_at_run_time=False)
     made.load(str(trained))
     theirs = model.model.cls.predictions.transform.dense.weight
-    assert not made.made_head and torch.equal(made.model.cls.predictions.transform.dense.weight, theirs)
+    assert not made.has_new_head and torch.equal(made.model.cls.predictions.transform.dense.weight, theirs)
     moved = Path(shutil.copytree(trained, tmp_path / "run"))
     about = json.loads((moved / "offramp.json").read_text())
     for gone in ("/no/such/folder", str(runs.model_folder(tmp_path / "other", hidden_size=64))):
         (moved / "offramp.json").write_text(json.dumps({**about, "base_model": gone}))
         with pytest.warns(UserWarning, match="run has no masked-language head"):
             made.load(str(moved))
-        assert made.made_head and made.model.config.hidden_size == model.model.config.hidden_size
+        assert made.has_new_head and made.model.config.hidden_size == model.model.config.hidden_size
 
 
 @pytest.mark.parametrize("source", [None, "/no/such/folder"])
 def test_no_checkpoint_is_refused_with_the_way_out(source: str | None) -> None:
     with pytest.raises(OfframpError, match="estimation=mi"):
-        MaskedModel(None, stays=False).load(source)
+        MaskedModel(None, used_at_run_time=False).load(source)

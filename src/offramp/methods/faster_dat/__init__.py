@@ -1,19 +1,27 @@
 """Faster Depth-Adaptive Transformer (Liu et al. 2021): every word's depth is known before the model runs.
 
-What it does: a table of word depths is made from the training rows. `mi`: mutual information of a word's presence and
-the label, −log, as many bins of equal width as layers: what tells most goes least deep. `reconstruction`: the layer
-after which a masked language model guesses the word best, argmin of loss_n + λn, averaged over (20 of) its occurrences.
-At run time a token past its depth goes idle (still key and value, no longer computed), a row ends with its deepest
-word, and a head reads maximum and mean of all tokens. Training runs by the same rule, through the same loop.
-Modifications from the paper: λn is added (Eq. 4 prints a minus, against its own text and Table 4); a row stops at its
-own deepest word, not at the batch's; depths of new text are looked up (`transductive=true` is the paper's form, a
-masked pass for every word of the text to be answered, counted in its cost); many well-spaced masks a pass; pieces share
-their word's depth, words never seen get the median of those seen, special tokens go with the row's deepest word (and
-so do, on spans, the words of the question); tagging (labels: the tags that occur in the row; no pooling) and numbers
-(labels: quarters of their range by rank) too. `deep=telling` turns the table of `mi` round: what tells most goes
-deepest. `least` is the smallest information told apart: words that tell next to nothing by accident make all bins wide,
-and a higher floor, such as 1e-7, sends more words deep, at the cost of MACs.
-Relations: token_exit decides on the way what this one plans; depth_adaptive is its halting-unit baseline.
+What it does: a table of word depths is computed from the training rows. With `estimation=mi` it follows from the mutual
+information of a word's presence in a row and the row's label: −log of it is divided into as many bins of equal width as
+there are layers, and the most informative words go through the fewest layers. With `estimation=reconstruction` a word's
+depth is the layer after which a masked language model predicts it best, argmin of loss_n + λn, averaged over (20 of)
+its occurrences. At run time a token past its depth is idle (still key and value, no longer computed), a row ends with
+its deepest word, and a head reads maximum and mean of all tokens. Training runs by the same rule, through the same
+loop.
+
+Modifications (ours, not the paper's):
+- λn is added (Eq. 4 prints a minus, against the paper's own text and its Table 4);
+- a row stops at its own deepest word, not at the batch's;
+- depths of new text are looked up (`transductive=true` is the paper's form: a masked pass for every word of the text to
+  be answered, counted in its cost);
+- one pass masks many words, well spaced;
+- pieces share their word's depth; words that are not in the table get the median depth; special tokens, and on question
+  answering the words of the question, go with the row's deepest word;
+- tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
+- `deep=telling` inverts the table of `mi`: the most informative words go deepest;
+- `least` is the smallest information that is distinguished: words with almost no information, by accident, make all
+  bins wide, and a higher floor such as 1e-7 sends more words deep, at the cost of MACs.
+
+Relations: token_exit decides on the way what this method plans; depth_adaptive is its halting-unit baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ from offramp.methods._base import Method
 from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy, deepest_word
-from offramp.methods.faster_dat.training import GuessWords, Planned
+from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsStage
 from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.keys import EXIT_HEADS, FINAL_HEAD, PREDICTORS
@@ -45,7 +53,7 @@ class FasterDAT(Method):
     hf_equal = False
 
     def modules(self, network: Network, options: FasterDATOptions) -> nn.ModuleDict:
-        """The table, one head for all layers, and the masked model where depths are estimated by it."""
+        """Return the table, one head for all layers and, for reconstruction, the masked model."""
         if network.task.outputs == 0:
             given = "answers as wide as a vocabulary"
             raise OfframpError(f"faster_dat for {network.task.name}", given, "use it for classification or tagging")
@@ -60,7 +68,7 @@ class FasterDAT(Method):
         numbers = [str(layer) for layer in range(1, network.depth)]
         added[EXIT_HEADS] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
         if options.estimation == "reconstruction":
-            added["masked"] = masked = MaskedModel(network.hf.config, stays=options.transductive)
+            added["masked"] = masked = MaskedModel(network.hf.config, used_at_run_time=options.transductive)
             prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
             added[PREDICTORS] = nn.ModuleDict(prices)
         return added
@@ -69,10 +77,10 @@ class FasterDAT(Method):
         return FasterDATPolicy(network, settings)
 
     def stages(self, network: Network, options: FasterDATOptions) -> list[Stage]:
-        """Fine-tune over planned depths; before that, for reconstruction, teach the masked model."""
+        """Return fine-tuning at planned depths, for reconstruction after training the masked model."""
         masked, first = masked_model_of(network), list[Stage]()
         if masked is not None:
             masked.load(network.hf.name_or_path)
             layers = word_depths_of(network).layers
-            first = [GuessWords(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
-        return [*first, Planned(network, "fine-tune planned depths", options.head_lr, options=options)]
+            first = [MaskedModelStage(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
+        return [*first, PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)]

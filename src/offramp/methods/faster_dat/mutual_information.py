@@ -1,4 +1,4 @@
-"""Mutual information of a word's presence in a row with the row's labels, and depths from it (Liu et al. 2021)."""
+"""Depths of words by the mutual information of a word's presence in a row and the row's labels (Liu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from offramp.core.columns import ID
-from offramp.methods.faster_dat.word_depths import Extent, depth_table, seen
+from offramp.methods.faster_dat.word_depths import TableScope, depth_table, row_words
 from offramp.nn.batches import Data
 from offramp.nn.row_labels import row_labels
 from offramp.tasks import Task
 
-LEAST_INFORMATION = 1e-12  # information of a word that tells nothing at all: its logarithm must stay finite
+LEAST_INFORMATION = 1e-12  # of a word without any information, so that its logarithm is finite
 Floats = NDArray[np.float64]
 
 
 def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: float) -> Floats:
-    """Σ over labels and both presences of P log(P / (P·P)) for every word, in nats.
+    """Return Σ over labels and both presences of P log(P / (P·P)) for every word, in nats.
 
     `which` [occurrences] numbers the word (−1: none of them), `row` [occurrences] its row. All four counts of a table
     (word or not, label or not) are smoothed, and margins are their sums, so that the information is never negative.
@@ -29,7 +29,7 @@ def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: fl
     ones = np.ones(len(which))
     present = csr_array((ones, (which.numpy(), row.numpy())), shape=(kinds, rows))
     present.sum_duplicates()
-    present.data[:] = 1.0  # twice in a row is present once
+    present.data[:] = 1.0  # a word that occurs twice in a row is present once
     both = present @ labels  # [words, labels]
     with_word, with_label = np.asarray(present.sum(axis=1))[:, None], labels.sum(0)[None, :]
     counts = np.stack([both, with_word - both, with_label - both, rows - with_word - with_label + both]) + smoothing
@@ -39,24 +39,28 @@ def mutual_information(which: Tensor, row: Tensor, labels: Floats, smoothing: fl
     return np.asarray((joint * np.log(joint / apart)).sum((0, 2)))
 
 
-def depths_by_information(information: Floats, layers: int, least: float = LEAST_INFORMATION) -> NDArray[np.int64]:
-    """−log of it cut into as many bins of equal width as there are layers:"""
+def bins_of_information(information: Floats, layers: int, least: float = LEAST_INFORMATION) -> NDArray[np.int64]:
+    """Return depths 1…layers: −log of the information in bins of equal width, the most informative words in the first.
+
+    Information below `least` counts as `least`: a single word with almost none would make all bins wide.
+    """  # [words]
     scale = -np.log(np.maximum(information, least))
     edges = np.linspace(scale.min(), scale.max(), layers + 1)[1:-1]
     return np.digitize(scale, edges, right=True) + 1  # an edge belongs to the shallower bin
 
 
-def by_information(
+def depths_by_information(
     task: Task,
     data: Data,
-    extent: Extent,
+    scope: TableScope,
     smoothing: float,
-    telling_deep: bool = False,
+    informative_deep: bool = False,
     least: float = LEAST_INFORMATION,
 ) -> dict[str, Tensor]:
-    """The table of `WordDepths`: the more a word tells of the labels, the less deep it goes, or the other way round."""
-    found = seen(task, data, extent.least_count)
-    told = mutual_information(found.vocabulary.which, found.words.row, row_labels(task, data), smoothing)
-    depths = torch.from_numpy(depths_by_information(told, extent.layers, least)).float()[:, None]
-    depths = extent.layers + 1 - depths if telling_deep else depths
-    return depth_table(found.packed.tokens[ID], found.vocabulary, depths, torch.zeros(1), extent.unseen)
+    """Return the table of `WordDepths`: the more information a word has about the labels, the fewer layers it goes
+    through, or (`informative_deep`) the more."""
+    found = row_words(task, data, scope.least_count)
+    information = mutual_information(found.vocabulary.which, found.words.row, row_labels(task, data), smoothing)
+    depths = torch.from_numpy(bins_of_information(information, scope.layers, least)).float()[:, None]
+    depths = scope.layers + 1 - depths if informative_deep else depths
+    return depth_table(found.packed.tokens[ID], found.vocabulary, depths, torch.zeros(1), scope.unseen)

@@ -12,10 +12,10 @@ from offramp.methods.faster_dat.reconstruction import PENALTIES
 
 @dataclass(frozen=True)
 class FasterDATSettings:
-    """`cap`: nobody goes deeper (0: as planned). `penalty`: another λ than trained with (−1), for reconstruction."""
+    """Limits of the planned depths."""
 
-    cap: int = 0
-    penalty: float = -1.0
+    cap: int = 0  # the largest depth; 0: as planned
+    penalty: float = -1.0  # reconstruction: another λ than in training; −1: that of training
 
     def __post_init__(self) -> None:
         if self.cap < 0:
@@ -29,32 +29,32 @@ class FasterDATOptions:
     """How depths are estimated and the model is built; fixed once trained."""
 
     estimation: Literal["mi", "reconstruction"] = "mi"
-    layers: int = 0  # the largest depth N; 0: all the layers there are
-    deep: Literal["rare", "telling"] = "rare"  # mi: which words go deep: those that tell little (as published), or much
+    layers: int = 0  # the largest depth N; 0: all layers of the model
+    deep: Literal["rare", "telling"] = "rare"  # mi: words that go deep have little information (as published), or much
     smoothing: float = 0.1  # mi: added to every count
-    least: float = LEAST_INFORMATION  # mi: what tells less counts as telling this much
+    least: float = LEAST_INFORMATION  # mi: words with less information count as having this much
     penalty: float = 0.1  # reconstruction: λ
-    spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask a pass
-    occurrences: int = 20  # reconstruction: of each word, as many are looked at, spread over the rows; 0: all
-    rows: int = 5000  # reconstruction: training rows the table is made from; 0: all
+    spacing: int = 8  # reconstruction: words from one mask to the next; 0: one mask per pass
+    occurrences: int = 20  # reconstruction: occurrences of each word that are used, spread over the rows; 0: all
+    rows: int = 5000  # reconstruction: training rows that the table is computed from; 0: all
     transductive: bool = False  # reconstruction: a pass for every word of the text to be answered, no table
-    least_count: int = 1  # words that occur less often count as unseen
-    unseen: int = 0  # the depth of unseen words; 0: the median of the seen ones
+    least_count: int = 1  # words that occur less often are not in the table
+    unseen: int = 0  # depth of words that are not in the table; 0: the median of those that are
     pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
-        for name, fine, fix in (
+        for name, valid, fix in (
             ("layers", self.layers >= 0, "1, 2, …, or 0 for all layers"),
             ("smoothing", self.smoothing > 0.0, "a number above 0, e.g. 0.1"),
             ("least", 0.0 < self.least < 1.0, "a number above 0 and below 1, e.g. 1e-7"),
             ("penalty", 0.0 <= self.penalty <= PENALTIES[-1], f"0 to {PENALTIES[-1]:g}, e.g. 0.1"),
-            ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask a pass"),
+            ("spacing", self.spacing == 0 or self.spacing >= 2, "2 or more words, or 0 for one mask per pass"),
             ("occurrences", self.occurrences >= 0, "a number of occurrences, or 0 for all"),
             ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
             ("unseen", self.unseen >= 0, "a depth, or 0 for the median"),
             ("transductive", not self.transductive or self.estimation == "reconstruction",
-             "false; or say estimation=reconstruction"),
+             "false; or add estimation=reconstruction"),
         ):  # fmt: skip
-            if not fine:
+            if not valid:
                 raise OfframpError("options of faster_dat", f"{name}={getattr(self, name)}", f"use {fix}")

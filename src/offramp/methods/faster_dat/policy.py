@@ -8,19 +8,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offramp.core.columns import Column
 from offramp.core.loop import State
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods.faster_dat.masked_model import masked_model_of
 from offramp.methods.faster_dat.options import FasterDATSettings
-from offramp.methods.faster_dat.reconstruction import Passes, count, estimate
+from offramp.methods.faster_dat.reconstruction import MaskedPasses, estimate_depths, record_cost
 from offramp.methods.faster_dat.word_depths import word_depths_of
 from offramp.nn.network import Network
 from offramp.nn.words import Words, token_and_row_depths, words_of
 
+WORD_DEPTH = Column("word_depth", torch.int64, None, "layers that a token goes through")
+ROW_DEPTH = Column("row_depth", torch.int64, None, "layers that a row's deepest token goes through")
+
 
 class FasterDATPolicy(Policy):
-    """Looks depths up, lets tokens past theirs idle, and ends a row with its deepest word."""
+    """Looks up depths, makes tokens idle past their depth, and lets a row exit with its deepest word."""
 
     def __init__(self, network: Network, settings: FasterDATSettings) -> None:
         self.table, self.masked = word_depths_of(network), masked_model_of(network)
@@ -32,44 +36,45 @@ class FasterDATPolicy(Policy):
 
     def on_embeddings(self, s: State) -> None:
         words = words_of(s.packed)
-        tokens, last = token_and_row_depths(words, self.depths(words, s).clamp(max=self.cap), s.packed, self.cap)
-        s.packed = s.packed.with_tokens(depth=tokens).with_rows(last=last)
+        tokens, rows = token_and_row_depths(words, self.depths(words, s).clamp(max=self.cap), s.packed, self.cap)
+        s.packed = s.packed.with_tokens(word_depth=tokens).with_rows(row_depth=rows)
 
     def depths(self, words: Words, s: State) -> Tensor:
-        """How deep each word goes."""  # [words]
-        if self.masked is None or not self.masked.stays:
+        """Return the depth of each word."""  # [words]
+        if self.masked is None or not self.masked.used_at_run_time:
             return self.table.look_up(words, self.penalty)
-        penalties, note = torch.tensor([self.penalty]), partial(count, s, self.table.layers)
-        return estimate(self.masked, s.packed, Passes(self.table.layers, 0), penalties, note).squeeze(1).long()
+        penalties, record = torch.tensor([self.penalty]), partial(record_cost, s, self.table.layers)
+        passes = MaskedPasses(self.table.layers, 0)
+        return estimate_depths(self.masked, s.packed, passes, penalties, record).squeeze(1).long()
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        going = s.packed.tokens["depth"] >= layer
+        going = s.packed.tokens[WORD_DEPTH] >= layer
         if not bool(going.all()):
             s.packed = s.packed.with_tokens(gate=going.float())
         return None
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        return s.packed.rows["last"] <= layer if layer else None
+        return s.packed.rows[ROW_DEPTH] <= layer if layer else None
 
     def reason(self, layer: int, s: State) -> str:
-        return f"its deepest word goes through {int(s.packed.rows['last'][0])} layers" if layer else ""
+        return f"its deepest word goes through {int(s.packed.rows[ROW_DEPTH][0])} layers" if layer else ""
 
 
 def deepest_word(network: Network) -> int:
-    """The largest depth that any word has."""
+    """Return the largest depth of any word."""
     table, masked = word_depths_of(network), masked_model_of(network)
-    return table.layers if masked is not None and masked.stays else table.deepest
+    return table.layers if masked is not None and masked.used_at_run_time else table.deepest
 
 
 @dataclass
-class _Given(FasterDATPolicy):
-    """Depths of the words of one batch, estimated before."""
+class KnownDepthsPolicy(FasterDATPolicy):
+    """Runs one batch with word depths that were estimated before."""
 
     network: Network
-    given: Tensor  # [words]
+    known: Tensor  # [words]
 
     def __post_init__(self) -> None:
         super().__init__(self.network, FasterDATSettings())
 
     def depths(self, words: Words, s: State) -> Tensor:
-        return self.given.to(words.key.device)
+        return self.known.to(words.key.device)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from offramp import engines
 from offramp.core.loop import run
 from offramp.core.policy import Policy
-from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of, training_loss
-from offramp.methods.faster_dat.mutual_information import by_information
+from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_loss, masked_model_of
+from offramp.methods.faster_dat.mutual_information import depths_by_information
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
-from offramp.methods.faster_dat.policy import FasterDATPolicy, _Given
-from offramp.methods.faster_dat.reconstruction import Guessing, by_reconstruction, some_of
-from offramp.methods.faster_dat.word_depths import Extent, depths_at, word_depths_of
+from offramp.methods.faster_dat.policy import FasterDATPolicy, KnownDepthsPolicy
+from offramp.methods.faster_dat.reconstruction import ReconstructionOptions, depths_by_reconstruction, select_rows
+from offramp.methods.faster_dat.word_depths import TableScope, interpolate_depths, word_depths_of
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.keys import FINAL_HEAD
@@ -25,8 +25,8 @@ from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
 @dataclass
-class GuessWords(Stage):
-    """The masked model learns to guess hidden words after every layer. The network itself stays as it is."""
+class MaskedModelStage(Stage):
+    """Trains the masked model to predict masked words after every layer; the network itself is not changed."""
 
     masked: MaskedModel = field(kw_only=True)
     layers: int = field(kw_only=True)
@@ -37,49 +37,52 @@ class GuessWords(Stage):
     def optimisers(self, lr: float) -> list[ParameterGroups]:
         base = {id(p) for p in self.masked.model.base_model.parameters()}
         body, head = ([p for _, p in self.trainable() if (id(p) in base) is inside] for inside in (True, False))
-        rate = max(lr, self.head_lr) if self.masked.made_head else lr
+        rate = max(lr, self.head_lr) if self.masked.has_new_head else lr
         return [[{"params": body, "lr": lr}, *([{"params": head, "lr": rate}] if head else [])]]
 
     def set_train_mode(self) -> None:
         self.network.train(backbone=False, added=True)
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        loss = training_loss(self.masked, batch.packed, self.layers)
+        loss = masked_model_loss(self.masked, batch.packed, self.layers)
         backward(loss)
         return {"loss": loss.detach()}
 
     def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
-        return len(history) - 1  # dev scores are the untouched network's
+        return len(history) - 1  # dev scores are those of the unchanged network
 
 
 @dataclass
-class Planned(Stage):
-    """Fine-tuning by the rule of run time, through the loop, over depths planned beforehand."""
+class PlannedDepthsStage(Stage):
+    """Fine-tunes through the loop, by the rule of run time, at depths that are planned beforehand."""
 
     options: FasterDATOptions = field(kw_only=True)
-    own: tuple[Tensor, ...] = ()  # transductive: the depths of each training row's words
+    own: tuple[Tensor, ...] = ()  # transductive: for each training row the depths of its words
 
     def prepare(self, data: Data, folder: Path) -> None:
-        made = load_or_compute(folder / "depths.safetensors", lambda: self._plan(data))
-        word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in made.items()})
+        table = load_or_compute(folder / "depths.safetensors", lambda: self._plan(data))
+        word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in table.items()})
         if self.options.transductive:
-            depths = depths_at(made["own"], made["penalties"], self.options.penalty)
-            self.own = depths.split(made["words"].tolist())
+            depths = interpolate_depths(table["own"], table["penalties"], self.options.penalty)
+            self.own = depths.split(table["words"].tolist())
         masked = masked_model_of(self.network)
         if masked is not None and not self.options.transductive:
             masked.clear()
 
     def _plan(self, data: Data) -> dict[str, Tensor]:
-        """The table, and for the transductive form the depths of every word of every row."""
+        """Return the table and, for the transductive form, the depths of every word of every row."""
         options, layers, masked = self.options, word_depths_of(self.network).layers, masked_model_of(self.network)
-        extent = Extent(layers, options.least_count, options.unseen)
+        scope = TableScope(layers, options.least_count, options.unseen)
         if masked is None:
-            telling = options.deep == "telling"
-            return by_information(self.network.task, data, extent, options.smoothing, telling, options.least)
-        how, some = Guessing(options.spacing, options.penalty, options.occurrences), some_of(data, options.rows)
+            informative_deep = options.deep == "telling"
+            smoothing, least = options.smoothing, options.least
+            return depths_by_information(self.network.task, data, scope, smoothing, informative_deep, least)
+        how = ReconstructionOptions(options.spacing, options.penalty, options.occurrences)
         if options.transductive:
-            how, some = Guessing(0, options.penalty), data
-        return by_reconstruction(self.network, masked, some, extent, how)
+            return depths_by_reconstruction(
+                self.network, masked, data, scope, ReconstructionOptions(0, options.penalty)
+            )
+        return depths_by_reconstruction(self.network, masked, select_rows(data, options.rows), scope, how)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         net, layers = self.network, word_depths_of(self.network).layers
@@ -97,9 +100,9 @@ class Planned(Stage):
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         rule = FasterDATPolicy(self.network, FasterDATSettings())
         if self.own:
-            rule = _Given(self.network, torch.cat([self.own[i] for i in batch.indices]))
-        made = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
-        lengths = batch.packed.lengths.to(made.logits.device)
-        loss = self.network.task.loss(made.logits, batch.targets, lengths)
+            rule = KnownDepthsPolicy(self.network, torch.cat([self.own[i] for i in batch.indices]))
+        result = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
+        lengths = batch.packed.lengths.to(result.logits.device)
+        loss = self.network.task.loss(result.logits, batch.targets, lengths)
         backward(loss)
         return {"loss": loss.detach()}

@@ -1,7 +1,7 @@
-"""A table of how deep each word goes.
+"""A table of how many layers each word goes through.
 
-A word is known by its pieces (token ids), so a table needs no text, no tokenizer and no pickles: it is a few tensors.
-Looking words up costs one hash of the pieces and one binary search for the whole batch.
+A word is identified by its pieces (token ids), so that a table needs no text, no tokenizer and no pickles: it is a few
+tensors. Looking words up costs one hash of the pieces and one binary search for the whole batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from offramp.nn.words import Words, words_of
 from offramp.tasks import Task
 
 
-class Extent(NamedTuple):
-    """What a table covers."""
+class TableScope(NamedTuple):
+    """Which words a table holds, and the depths it may give."""
 
     layers: int  # the largest depth
-    least_count: int = 1  # words that occur less often count as unseen
-    unseen: int = 0  # the depth of unseen words; 0: the median of the seen ones
+    least_count: int = 1  # words that occur less often are not in the table
+    unseen: int = 0  # depth of words that are not in the table; 0: the median of those that are
 
 
-class Seen(NamedTuple):
+class RowWords(NamedTuple):
     """The words of training rows."""
 
     packed: Packed
@@ -36,8 +36,8 @@ class Seen(NamedTuple):
     vocabulary: Vocabulary
 
 
-def seen(task: Task, data: Data, least_count: int = 1) -> Seen:
-    """The words that occur often enough in the rows, or an error if none is left."""
+def row_words(task: Task, data: Data, least_count: int = 1) -> RowWords:
+    """Return the words that occur often enough in the rows; an error if there is none."""
     packed = pack_rows(task, data.encoded)
     words = words_of(packed)
     found = vocabulary(words)
@@ -47,60 +47,60 @@ def seen(task: Task, data: Data, least_count: int = 1) -> Seen:
         given += f", none of them {least_count} times" if len(found.times) else ""
         fix = "give rows with words in them" + ("" if least_count == 1 else ", or lower least_count")
         raise OfframpError("words to plan depths for", given, fix)
-    return Seen(packed, words, found.only(often))
+    return RowWords(packed, words, found.only(often))
 
 
 class Vocabulary(NamedTuple):
-    """Different words of some rows: how often each occurs, and where its pieces stand once."""
+    """The distinct words of some rows: how often each occurs, and the tokens of one occurrence."""
 
-    which: Tensor  # [occurrences] number of the word
+    which: Tensor  # [occurrences] number of the word; −1: none of them
     first: Tensor  # [words] index of a token where one occurrence begins
     size: Tensor  # [words] pieces
     times: Tensor  # [words] occurrences
 
     def only(self, keep: Tensor) -> Vocabulary:
-        """The words where `keep` is true; occurrences of the others are numbered −1."""
+        """Return the words where `keep` is true; occurrences of the others get the number −1."""
         number = torch.where(keep, keep.long().cumsum(0) - 1, -1)
         return Vocabulary(number[self.which], self.first[keep], self.size[keep], self.times[keep])
 
 
 def vocabulary(words: Words) -> Vocabulary:
-    """The different words among these, in the order of their keys."""
+    """Return the distinct words among these, in the order of their keys."""
     _, which, count = torch.unique(words.key, return_inverse=True, return_counts=True)
-    one = torch.zeros_like(count).scatter_(0, which, torch.arange(len(which)))  # any occurrence will do
+    one = torch.zeros_like(count).scatter_(0, which, torch.arange(len(which)))  # any occurrence serves
     return Vocabulary(which, words.first[one], words.size[one], count)
 
 
 class WordDepths(nn.Module):
-    """How many layers each word goes through, at one or more values of the penalty λ; between them it interpolates.
+    """How many layers each word goes through, at one or more values of the penalty λ, interpolated between them.
 
-    It begins empty, when every word is unseen and goes through all layers, and takes the size of what is loaded.
+    The table is empty at first, and every word goes through all layers; it takes the size of what is loaded.
     """
 
     SAVED = ("pieces", "sizes", "counts", "depths", "unseen", "penalties")
     pieces: Tensor  # [all pieces] ids, word after word
     sizes: Tensor  # [words] pieces of each
-    counts: Tensor  # [words] occurrences in the rows it was made from
+    counts: Tensor  # [words] occurrences in the rows that it was computed from
     depths: Tensor  # [words, penalties] float
-    unseen: Tensor  # [penalties] the depth of words it lacks
+    unseen: Tensor  # [penalties] the depth of words that it lacks
     penalties: Tensor  # [penalties] rising
 
     def __init__(self, layers: int, penalty: float = 0.0) -> None:
         super().__init__()
-        self.layers, self.penalty = layers, penalty  # nobody goes deeper; the λ that is used unless told otherwise
+        self.layers, self.penalty = layers, penalty  # the largest depth; the λ that is used by default
         none = torch.zeros(0, dtype=torch.int64)
         empty = {"pieces": none, "sizes": none, "counts": none, "depths": torch.zeros(0, 1)}
         self.fill({**empty, "unseen": torch.tensor([float(layers)]), "penalties": torch.zeros(1)})
 
     def fill(self, table: Mapping[str, Tensor]) -> None:
-        """Put in a table, whatever its size."""
+        """Replace the table by another one of any size."""
         for name in self.SAVED:
             self.register_buffer(name, table[name].clone())
         self._index()
         self._known: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
 
     def _index(self) -> None:
-        """Keys in order, for the search."""
+        """Sort the keys for binary search."""
         sizes, device = self.sizes.cpu(), self.pieces.device
         word = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
         position = torch.ones_like(word)
@@ -115,22 +115,22 @@ class WordDepths(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def depths_for(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Whole depths of all words and of unseen ones at a λ, at least 1 and at most all layers."""  # [words], []
+        """Return whole depths of all words, and of words not in the table, at a λ."""  # [words], []
         key = (penalty, self.depths.device)
-        if key not in self._known:  # a pure function of the table: computed once
+        if key not in self._known:  # it depends on the table alone, so it is computed once
             both = torch.cat((self.depths, self.unseen[None]))
-            whole = depths_at(both, self.penalties, penalty).clamp(1, self.layers)
-            self._known[key] = (whole[:-1], whole[-1])
+            depths = interpolate_depths(both, self.penalties, penalty).clamp(1, self.layers)
+            self._known[key] = (depths[:-1], depths[-1])
         return self._known[key]
 
     @property
     def deepest(self) -> int:
-        """The largest depth of any word at the usual λ."""
+        """The largest depth of any word at the default λ."""
         known, unseen = self.depths_for(self.penalty)
         return int(torch.cat((known, unseen[None])).max())
 
     def look_up(self, words: Words, penalty: float) -> Tensor:
-        """The depth of each word of a batch."""  # [words]
+        """Return the depth of each word of a batch."""  # [words]
         known, unseen = self.depths_for(penalty)
         if not len(self.sizes):
             return unseen.expand(len(words.key))
@@ -139,38 +139,38 @@ class WordDepths(nn.Module):
         return torch.where(key[found] == words.key, known[place[found]], unseen)
 
 
-def depths_at(depths: Tensor, penalties: Tensor, penalty: float) -> Tensor:
-    """Whole depths at any λ between those they are known for: [n, penalties] → [n]."""
+def interpolate_depths(depths: Tensor, penalties: Tensor, penalty: float) -> Tensor:
+    """Return whole depths at a λ between those for which depths are known: [n, penalties] → [n]."""
     right = min(int(torch.searchsorted(penalties, penalty)), len(penalties) - 1)
     left = max(0, right - 1)
-    wide = float(penalties[right] - penalties[left])
-    share = (penalty - float(penalties[left])) / wide if wide > 0.0 else 0.0
+    width = float(penalties[right] - penalties[left])
+    share = (penalty - float(penalties[left])) / width if width > 0.0 else 0.0
     return torch.floor(torch.lerp(depths[:, left], depths[:, right], min(share, 1.0)) + 0.5).long()
 
 
-def some_occurrences(found: Vocabulary, most: int) -> Tensor:
-    """At most so many occurrences of each word, spread evenly over the text; 0 means all."""  # [occurrences] bool
+def select_occurrences(found: Vocabulary, most: int) -> Tensor:
+    """Return at most this many occurrences of each word, spread evenly over the text; 0: all."""  # [occurrences] bool
     known = found.which >= 0
     if not most:
         return known
     order = found.which.argsort(stable=True)
-    before = (~known).sum() + found.times.cumsum(0) - found.times  # those of words left out stand first
+    before = (~known).sum() + found.times.cumsum(0) - found.times  # occurrences of words that are left out come first
     number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     number, times = number - before[found.which], found.times[found.which]
     return known & ((times <= most) | ((number + 1) * most // times > number * most // times))
 
 
 def mean_by_word(found: Vocabulary, each: Tensor, among: Tensor) -> Tensor:
-    """Depths of these single occurrences averaged by word: [occurrences, penalties] → [words, penalties]."""
+    """Return the mean depth of each word's selected occurrences."""  # [words, penalties]
     which = found.which[among]
     total = each.new_zeros(len(found.times), each.shape[1]).index_add(0, which, each[among])
     return total / torch.bincount(which, minlength=len(found.times))[:, None]
 
 
 def depth_table(ids: Tensor, found: Vocabulary, depths: Tensor, penalties: Tensor, unseen: int) -> dict[str, Tensor]:
-    """What `WordDepths` holds, from the depths [words, penalties] of a vocabulary found among `ids` [tokens].
+    """Return what `WordDepths` stores, from the depths [words, penalties] of a vocabulary found among `ids` [tokens].
 
-    Words it will not know go as deep as `unseen` says, or (0) as the median word.
+    Words that are not in the table get the depth `unseen`, or (0) the median depth.
     """
     start = torch.repeat_interleave(found.first - (found.size.cumsum(0) - found.size), found.size)
     pieces = ids[start + torch.arange(len(start))]
@@ -180,4 +180,5 @@ def depth_table(ids: Tensor, found: Vocabulary, depths: Tensor, penalties: Tenso
 
 
 def word_depths_of(network: Network) -> WordDepths:
+    """Return the table of a network."""
     return network.added["depths"]  # type: ignore[return-value]  # a ModuleDict
