@@ -23,7 +23,7 @@ def repeated_dev_rows(trained: Path, times: int) -> list[dict[str, Any]]:
 def test_calibrate_finds_points_that_eval_and_predict_use(call: Call, own: Path, trained: Path) -> None:
     data = write_rows("new.jsonl", repeated_dev_rows(trained, 2))
     result = call("calibrate", own, "--data", data, "--max-loss", 0.02)
-    assert result.code == 0 and "a loss of at most 0.02" in result.out
+    assert result.code == 0 and "max_loss=0.02" in result.out
     points = json.loads((own / "points.json").read_text())
     assert points["data"]["name"].endswith("new.jsonl") and points["guarantees"] == []
     assert "new.jsonl" in (own / "README.md").read_text()

@@ -25,7 +25,7 @@ def test_search_finds_points_that_budgets_use(
     limits = {"--iterations": 1, "--mutations": 2, "--crossovers": 2, "--search-rows": 8, "--budget": 0.8}
     words = ["--data", data, "--search", *(word for pair in limits.items() for word in pair)]
     result = call("calibrate", run, *words)
-    assert result.code == 0 and "for budget 0.8" in result.out, result.err
+    assert result.code == 0 and "budget=0.8" in result.out, result.err
     assert "iteration 1 of 1, 0 to try" in result.err and "tried on 8 rows" in result.err
     assert "configurations on the other rows" in result.err
     points = json.loads((run / "points.json").read_text())

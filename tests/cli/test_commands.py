@@ -13,17 +13,10 @@ import pytest
 
 import offramp
 from offramp import cli
-from offramp.utils.command_line import command_line
 from tests import factories
 from tests.cli.calls import Call, CommandResult, train_words, write_rows
 
 COMMANDS = cli.names()
-
-
-def test_command_line_leaves_out_the_folders_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ["offramp", "eval", "/home/me/runs/a", "--json=/home/me/out/b.json", "--set", "k=1", "~/x/y/z", "c/d"]
-    monkeypatch.setattr(sys, "argv", typed)
-    assert command_line() == "offramp eval runs/a --json=out/b.json --set k=1 y/z c/d"
 
 
 def test_help_lists_every_command_and_each_has_its_own(call: Call) -> None:

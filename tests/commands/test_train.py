@@ -148,7 +148,7 @@ def test_an_unfinished_run_of_another_request_is_kept(
     arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(training, "calibrate", _full_disk)
+        broken.setattr(training, "find_operating_points", _full_disk)
         with pytest.raises(OSError, match="No space"):
             run_training(TrainRequest(**arguments))
     before = factories.read_files(tmp_path / "run.partial")

@@ -48,9 +48,10 @@ def command(
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import SearchDisplay, row_bar
     from offramp.cli.printing.tables import print_points
-    from offramp.commands.calibrate import calibrate, check_point_request
+    from offramp.commands.calibrate import calibrate
+    from offramp.inference.budget import Budget
 
-    check_point_request(budget, max_loss)
+    shown = Budget.parse(budget, max_loss=max_loss)  # refused before any work
     names = key_values(column, "--column")
     if search:
         with SearchDisplay(iterations) as display:
@@ -88,4 +89,4 @@ def command(
                 limit=limit,
                 columns=names,
             )
-    print_points(points, budget, max_loss)
+    print_points(points, shown)

@@ -21,6 +21,7 @@ from offramp.cli._options import (
     Sets,
     Threads,
 )
+from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
 
 
@@ -45,7 +46,7 @@ def command(
     """Score a run on labelled rows: metrics, share of the full compute, the layers at which rows left."""
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_cell, print_curve
-    from offramp.commands.evaluate import check_curve_alone, evaluate, evaluate_points
+    from offramp.commands.evaluate import evaluate, evaluate_points
 
     shared: dict[str, Any] = {
         "batch_size": batch_size,
@@ -58,7 +59,8 @@ def command(
         "command": command_line(),
     }
     if curve:
-        check_curve_alone(budget=budget, set=set_, max_loss=max_loss, risk=risk, latency=latency)
+        if any(value is not None for value in (set_, budget, max_loss, risk, latency)):
+            raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
         with row_bar("evaluating"):
             cells = evaluate_points(run, data, **shared)
         print_curve(cells)

@@ -24,7 +24,7 @@ from offramp.data.readers import fingerprint, read_rows
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
-from offramp.inference.budget import Budget, parse_latency
+from offramp.inference.budget import parse_latency
 from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
@@ -171,8 +171,3 @@ def warn_of_training_rows(recipe: Mapping[str, Any], rows_fingerprint: str, sour
         warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
     elif risk is not None and rows_fingerprint == recipe.get("dev_fingerprint"):
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)
-
-
-def check_point_request(budget: float | None, max_loss: float | None) -> None:
-    """Refuse, before any work, a budget or a loss that no point could be chosen for."""
-    Budget.parse(budget, max_loss=max_loss)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offramp.data.readers import read_rows
-from offramp.errors import OfframpError
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
 from offramp.inference.predictor import Predictor
@@ -110,9 +109,3 @@ def _rows(
     rows = read_rows(str(data), columns=columns or {}, limit=limit)
     predictor.task.check_rows(rows, str(data))
     return rows, Origin(*data_and_split(str(data)), command, read_recipe(run))
-
-
-def check_curve_alone(**options: Any) -> None:
-    """Refuse one setting beside the whole curve."""
-    if any(value is not None for value in options.values()):
-        raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")

@@ -45,13 +45,12 @@ def _text(value: Any) -> str:
     return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
-def print_points(points: OperatingPoints, budget: float | None = None, max_loss: float | None = None) -> None:
-    """Print operating points, the one for a budget or a loss, and what was proven and timed."""
+def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
+    """Print operating points, the one for a budget unless that is the default, and what was proven and timed."""
     out.print(points_table(points))
-    if budget is not None or max_loss is not None:
-        point = points.choose(Budget.parse(budget, max_loss=max_loss))
-        limit = f"budget {budget}" if budget is not None else f"a loss of at most {max_loss}"
-        out.print(f"for {limit}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
+    if budget is not None and budget.kind != "default":
+        point = points.choose(budget)
+        print_line(f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
     for proven in points.guarantees:
         promise = f"with confidence {proven.confidence:g}, at most {proven.risk:g} disagrees with the full model"
         out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")
