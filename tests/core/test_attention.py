@@ -11,7 +11,7 @@ from torch import Tensor
 from offramp import backbones
 from offramp.core.attention import AttentionOptions, attend, layout
 from offramp.core.packed import pack
-from tests import tiny
+from tests import factories
 
 HEADS, WIDTH = 2, 8
 
@@ -103,11 +103,11 @@ def test_equal_lengths_take_the_path_without_gathers() -> None:
 
 
 def test_column_sums_equal_eager_hugging_face_attentions() -> None:
-    net = tiny.model("bert")
+    net = factories.hf_model("bert")
     net.set_attn_implementation("eager")
     lengths = [9, 4, 13]
-    ids = tiny.rows(lengths)
-    attentions = tiny.padded(net, ids, output_attentions=True).attentions
+    ids = factories.token_ids(lengths)
+    attentions = factories.hf_padded(net, ids, output_attentions=True).attentions
     encoder, packed = backbones.encoder(net), pack(ids)
     packed = packed.with_states(encoder.embed(packed).detach())
     for layer, theirs in zip(encoder.layers, attentions, strict=True):

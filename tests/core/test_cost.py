@@ -23,8 +23,8 @@ from offramp.core.policy import Policy
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import bare_network
 from offramp.tasks import get
-from tests import tiny
-from tests.fakes import Drop, Leave
+from tests import factories
+from tests.factories import ExitAt, KeepFirst
 
 
 class MiniLM:
@@ -111,18 +111,23 @@ class Eager(Engine):
         return self.inner.attend(layer, queries, keys, where, True)
 
 
-POLICIES = [Policy(), Leave({1: [1], 2: [0]}), Drop({1: 6, 2: 3}, "after_attention"), Drop({2: 5}, "before_layer")]
+POLICIES = [
+    Policy(),
+    ExitAt({1: [1], 2: [0]}),
+    KeepFirst({1: 6, 2: 3}, "after_attention"),
+    KeepFirst({2: 5}, "before_layer"),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", tiny.BACKBONES)
+@pytest.mark.parametrize("kind", factories.BACKBONES)
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_counts_equal_torchs_flop_counter(kind: str, task: str, policy: Any) -> None:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    net = bare_network(tiny.model(kind, spec.auto_class), spec)
+    net = bare_network(factories.hf_model(kind, spec.auto_class), spec)
     net.added.update({"exit_heads": build_exit_heads(net, ExitOptions())})
-    packed = pack(tiny.rows([12, 12]))  # equal lengths: attention computes no padding
+    packed = pack(factories.token_ids([12, 12]))  # equal lengths: attention computes no padding
     with torch.no_grad():
         run(Eager(net.encoder), net, policy, packed)  # what a model computes once (position vectors) is no row's cost
         with FlopCounterMode(display=False) as counter:

@@ -14,7 +14,7 @@ from offramp import backbones, engines
 from offramp.engines import EngineOptions
 from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
-from tests import tiny
+from tests import factories
 
 
 def test_auto_is_openvino_on_a_cpu_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     _runtime.library.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(OfframpError, match=r"pip install 'offramp\[openvino\]'"):
-        engines.make("openvino", backbones.encoder(tiny.model("bert")))
+        engines.make("openvino", backbones.encoder(factories.hf_model("bert")))
 
 
 @pytest.mark.parametrize(("how", "word"), [({"precision": "fp8"}, "int8"), ({"threads": 0}, "1 or more")])

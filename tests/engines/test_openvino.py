@@ -20,8 +20,8 @@ from offramp.engines import EngineOptions
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
-from tests import runs, tiny
-from tests.fakes import Drop, Gate, Leave
+from tests import factories
+from tests.factories import ExitAt, KeepFirst, SetGates
 
 RAGGED, EVEN, ONE_LONG = [9, 3, 17, 5], [5, 5, 5], [7, 1, 1, 120]
 
@@ -40,12 +40,12 @@ class Significance(Policy):
 
 MOMENTS: dict[str, Policy] = {
     "no policy": Policy(),
-    "exits": Leave({0: [1], 1: [0], 2: [2]}),
-    "tokens drop before a layer": Drop({2: 4}, "before_layer"),
-    "tokens drop between the halves": Drop({2: 4}, "after_attention"),
+    "exits": ExitAt({0: [1], 1: [0], 2: [2]}),
+    "tokens drop before a layer": KeepFirst({2: 4}, "before_layer"),
+    "tokens drop between the halves": KeepFirst({2: 4}, "after_attention"),
     "scores": Significance(),
-    "idle tokens": Gate({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
-    "idle tokens and scores": PairPolicy(Gate({2: [1.0, 1.0, 0.0]}), Significance()),
+    "idle tokens": SetGates({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
+    "idle tokens and scores": PairPolicy(SetGates({2: [1.0, 1.0, 0.0]}), Significance()),
 }
 
 
@@ -53,7 +53,7 @@ MOMENTS: dict[str, Policy] = {
 def net_for(task: str, kind: str) -> Network:
     rows = [{"text": "a", "label": i, "tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]} for i in range(3)]
     spec = get(task).from_rows(rows, "rows")
-    network = bare_network(tiny.model(kind, spec.auto_class, num_hidden_layers=3), spec)
+    network = bare_network(factories.hf_model(kind, spec.auto_class, num_hidden_layers=3), spec)
     torch.manual_seed(5)
     network.added.update({"exit_heads": build_exit_heads(network, ExitOptions())})
     network.eval()
@@ -71,7 +71,9 @@ def answer(engine: Engine, net: Network, policy: Policy, packed: Packed) -> Resu
 
 
 OWN_LAYERS = ("alberta", "bert", "modernbert")  # the others have BERT's layers under other names
-CASES = [(kind, moment) for kind in tiny.BACKBONES for moment in MOMENTS if kind in OWN_LAYERS or moment == "exits"]
+CASES = [
+    (kind, moment) for kind in factories.BACKBONES for moment in MOMENTS if kind in OWN_LAYERS or moment == "exits"
+]
 
 
 @pytest.mark.parametrize(("kind", "moment"), CASES)
@@ -80,7 +82,7 @@ def test_same_decisions_as_torch(kind: str, moment: str) -> None:
     task = "tagging" if "drop" in moment else "classification"
     net, engine = net_for(task, kind), compiled(task, kind)
     for lengths in (RAGGED, EVEN):
-        packed = pack(tiny.rows(lengths))
+        packed = pack(factories.token_ids(lengths))
         ours = answer(engine, net, MOMENTS[moment], packed)
         theirs = answer(engines.make("torch", net.encoder), net, MOMENTS[moment], packed)
         assert torch.equal(ours.exit_layer, theirs.exit_layer)
@@ -93,7 +95,7 @@ def test_same_decisions_as_torch(kind: str, moment: str) -> None:
 @pytest.mark.parametrize("moment", ["no policy", "exits", "scores", "idle tokens"])
 def test_short_rows_share_a_line_beside_a_long_one(moment: str) -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
-    packed = pack(tiny.rows(ONE_LONG))
+    packed = pack(factories.token_ids(ONE_LONG))
     ours = answer(engine, net, MOMENTS[moment], packed)
     theirs = answer(engines.make("torch", net.encoder), net, MOMENTS[moment], packed)
     assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
@@ -105,7 +107,7 @@ def test_answers_do_not_depend_on_what_ran_before() -> None:
     fresh = engines.make("openvino", net.encoder, EngineOptions(threads=1))
     torch_engine = engines.make("torch", net.encoder)
     for lengths in ([1], [1, 1], [7], [1, 9], [16, 16], [3, 1, 2], [1], [33]):
-        packed = pack(tiny.rows(lengths))
+        packed = pack(factories.token_ids(lengths))
         for policy in (Policy(), MOMENTS["tokens drop between the halves"]):
             ours, theirs = (answer(engine, net, policy, packed).logits for engine in (fresh, torch_engine))
             assert torch.allclose(ours, theirs, atol=1e-4), lengths
@@ -115,9 +117,9 @@ def test_answers_do_not_depend_on_what_ran_before() -> None:
 def test_a_batch_never_changes_an_answer_in_low_precision(precision: str, tolerance: float) -> None:
     """Alone or together within float tolerance; against fp32 within the stated one."""
     net, lengths = net_for("classification", "bert"), [9, 3, 17, 5]
-    ids = tiny.rows(lengths)
+    ids = factories.token_ids(lengths)
     low, exact = compiled("classification", "bert", precision), compiled("classification", "bert")
-    for policy in (Policy(), Leave({1: [0], 2: [2]})):
+    for policy in (Policy(), ExitAt({1: [0], 2: [2]})):
         together = answer(low, net, policy, pack(ids)).logits
         assert not torch.equal(together, answer(exact, net, policy, pack(ids)).logits)  # it really is another precision
         assert torch.allclose(together, answer(exact, net, policy, pack(ids)).logits, atol=tolerance)
@@ -132,7 +134,7 @@ def test_a_batch_never_changes_an_answer_in_low_precision(precision: str, tolera
 
 def test_a_run_answers_alike_with_both_engines(trained: Path, tmp_path: Path) -> None:
     run_folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    texts = [row["text"] for row in runs.rows("classification", 12, 5)]
+    texts = [row["text"] for row in factories.labelled_rows("classification", 12, 5)]
     for budget in (1.0, 0.4):
         ours, theirs = (offramp.load(run_folder, engine).predict(texts, budget) for engine in ("openvino", "torch"))
         for one, other in zip(ours, theirs, strict=True):

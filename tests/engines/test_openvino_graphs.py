@@ -21,14 +21,14 @@ from offramp.nn.exit_heads import ExitHead
 from offramp.nn.exit_policies import BagOfWordsTraining, ExitOptions, build_exit_heads
 from offramp.nn.network import bare_network
 from offramp.tasks import get
-from tests import tiny
+from tests import factories
 from tests.engines.test_openvino import EVEN, MOMENTS, RAGGED, answer, compiled, net_for
-from tests.fakes import Leave
+from tests.factories import ExitAt
 
 
 def test_threads_may_share_compiled_graphs() -> None:
     net, engine = net_for("classification", "bert"), compiled("classification", "bert")
-    batches = [pack(tiny.rows([n, 2 * n, 3], seed=n)) for n in range(2, 10)]
+    batches = [pack(factories.token_ids([n, 2 * n, 3], seed=n)) for n in range(2, 10)]
     wanted = [answer(engine, net, MOMENTS["exits"], packed).logits for packed in batches]
     wrong: list[int] = []
 
@@ -53,8 +53,8 @@ def blobs(folder: Path) -> dict[str, int]:
 def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = bare_network(tiny.model("bert", seed=3), net_for("classification", "bert").task)
-    packed, policy = pack(tiny.rows([4])), Leave({1: []})
+    net = bare_network(factories.hf_model("bert", seed=3), net_for("classification", "bert").task)
+    packed, policy = pack(factories.token_ids([4])), ExitAt({1: []})
 
     def start(precision: str = "fp32") -> Tensor:
         engine = engines.make("openvino", net.encoder, EngineOptions(precision, 1, tmp_path))  # type: ignore[arg-type]  # a str that is one
@@ -81,7 +81,7 @@ def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
 
 
 def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path: Path) -> None:
-    net, packed = net_for("classification", "bert"), pack(tiny.rows([4]))
+    net, packed = net_for("classification", "bert"), pack(factories.token_ids([4]))
     for path in (tmp_path / "a", tmp_path / "file"):
         (tmp_path / "file").write_text("no folder")
         for _ in range(2):
@@ -95,7 +95,7 @@ def test_torch_computes_with_one_thread_while_graphs_run() -> None:
     """Its threads spin after every product, on the cores that graphs want."""
     threads_inside, before = [], torch.get_num_threads()
 
-    class Looks(Leave):
+    class Looks(ExitAt):
         def should_exit(self, layer: int, s: State) -> Tensor | None:
             threads_inside.append(torch.get_num_threads())
             return super().should_exit(layer, s)
@@ -103,7 +103,7 @@ def test_torch_computes_with_one_thread_while_graphs_run() -> None:
     try:
         torch.set_num_threads(2)
         net, engine = net_for("classification", "bert"), compiled("classification", "bert")
-        answer(engine, net, Looks({1: [0]}), pack(tiny.rows([5, 6])))
+        answer(engine, net, Looks({1: [0]}), pack(factories.token_ids([5, 6])))
         assert set(threads_inside) == {1} and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -120,7 +120,7 @@ def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ExitHead, "forward", counts)
     engine = engines.make("openvino", net.encoder, EngineOptions("fp32", 1))
     assert isinstance(engine, OpenVINOEngine)
-    answer(engine, net, Leave({1: [0, 1, 2]}), pack(tiny.rows([5, 6, 7])))
+    answer(engine, net, ExitAt({1: [0, 1, 2]}), pack(factories.token_ids([5, 6, 7])))
     assert engine.graph_cache.graphs["head-1"] is None
 
 
@@ -131,7 +131,7 @@ def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(
 ) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = bare_network(tiny.model("bert", task.auto_class, vocab_size=60_000), task)
+    net = bare_network(factories.hf_model("bert", task.auto_class, vocab_size=60_000), task)
     net.added.update(
         {
             "exit_heads": build_exit_heads(

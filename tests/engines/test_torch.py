@@ -14,7 +14,7 @@ from offramp.core.packed import pack
 from offramp.engines import EngineOptions
 from offramp.engines.torch import TorchEngine
 from offramp.errors import OfframpError
-from tests import tiny
+from tests import factories
 from tests.core.test_attention import places
 from tests.core.test_attention_cuda_kernel import kernel
 
@@ -24,7 +24,7 @@ LENGTHS = [3, 9, 1]
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_low_precision_is_refused_on_a_cpu(precision: Any) -> None:
     with pytest.raises(OfframpError, match=rf"precision {precision} on cpu(.|\n)*--engine openvino on a CPU"):
-        engines.make("torch", backbones.encoder(tiny.model("bert")), EngineOptions(precision))
+        engines.make("torch", backbones.encoder(factories.hf_model("bert")), EngineOptions(precision))
 
 
 def test_bfloat16_is_taken_on_a_cuda_device() -> None:
@@ -35,9 +35,9 @@ def test_bfloat16_is_taken_on_a_cuda_device() -> None:
         engines.make("torch", SimpleNamespace(layers=[there]), EngineOptions("int8"))  # type: ignore[arg-type]  # a device
 
 
-@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+@pytest.mark.parametrize("backbone", factories.BACKBONES)
 def test_half_layers_in_bfloat16_are_near_and_come_back_in_float32(backbone: str) -> None:
-    encoder = backbones.encoder(tiny.model(backbone))
+    encoder = backbones.encoder(factories.hf_model(backbone))
     exact, half = TorchEngine(encoder), TorchEngine(encoder, half=True)
     torch.manual_seed(0)
     x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))
@@ -50,7 +50,7 @@ def test_half_layers_in_bfloat16_are_near_and_come_back_in_float32(backbone: str
                 near(scores_pair[0].columns, scores_pair[1].columns)
                 near(scores_pair[0].diagonal, scores_pair[1].diagonal)
         near(exact.feed(1, x), half.feed(1, x))
-        packed = pack(tiny.rows(LENGTHS)).with_states(x)
+        packed = pack(factories.token_ids(LENGTHS)).with_states(x)
         near(*(engine.run_segment(1, 2, None, packed).states for engine in (exact, half)))  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def near(exact: torch.Tensor, half: torch.Tensor) -> None:
 
 
 def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, calls = backbones.encoder(tiny.model("bert")), []
+    encoder, calls = backbones.encoder(factories.hf_model("bert")), []
     serves = cuda_kernel.serves
 
     def as_if_cuda(query: torch.Tensor, plan: AttentionOptions) -> bool:

@@ -22,7 +22,7 @@ from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.training.saliency import saliency
-from tests import tiny
+from tests import factories
 
 LENGTHS = [9, 3, 17, 5]
 GIVEN = {
@@ -35,7 +35,7 @@ GIVEN = {
 def build(task: str = "classification", options: AdapLeROptions | None = None, **config: Any) -> tuple[Network, Data]:
     """A tiny network whose predictors really prefer some tokens, and rows."""
     spec = tasks.get(task).from_rows(GIVEN[task], "rows")
-    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, **config)
+    hf = factories.hf_model("bert", spec.auto_class, num_labels=spec.outputs, **config)
     torch.manual_seed(1)
     net = build_network(hf, spec, methods.get("adapler"), options or AdapLeROptions())
     with torch.no_grad():
@@ -43,7 +43,7 @@ def build(task: str = "classification", options: AdapLeROptions | None = None, *
             p.mul_(3.0)
         adapler.token_thresholds(net).eta.fill_(0.7)
     net.eval()
-    ids = tiny.rows(LENGTHS)
+    ids = factories.token_ids(LENGTHS)
     return net, Data(GIVEN[task], [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
 
 
@@ -173,4 +173,4 @@ def test_bad_settings_and_tasks_are_refused() -> None:
             AdapLeROptions(phi=phi)
     spec = tasks.get("masked_lm").from_rows([{"text": "a"}], "rows")
     with pytest.raises(OfframpError, match=r"as wide as a vocabulary\n.*use one of: length_adaptive; or .*branchynet"):
-        build_network(tiny.model("bert", spec.auto_class), spec, methods.get("adapler"), AdapLeROptions())
+        build_network(factories.hf_model("bert", spec.auto_class), spec, methods.get("adapler"), AdapLeROptions())

@@ -19,7 +19,7 @@ from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.training.losses import last_exit_loss
 from offramp.training.saliency import saliency
-from tests import runs
+from tests import factories
 from tests.methods.test_adapler import build, everyone
 
 
@@ -115,7 +115,7 @@ def test_a_depth_methods_objective_takes_the_place_of_the_loss(tmp_path: Path) -
 
 
 def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
-    run_folder = runs.train(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
+    run_folder = factories.run_folder(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
     predictor = Predictor.load(str(run_folder))
     shares = [p.mac_share for p in predictor.points.points]
     assert min(shares) < 0.9 and adapler.token_thresholds(predictor.network).eta.mean() > 0.3

@@ -21,7 +21,7 @@ from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.forward import forward_all_layers
-from tests import tiny
+from tests import factories
 
 LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
 ROWS = [
@@ -35,10 +35,10 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     spec = get(task).from_rows(ROWS, "rows")
     method = methods.get("alberta")
     torch.manual_seed(1)
-    hf = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
+    hf = factories.hf_model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
     net = build_network(hf, spec, method, ALBERTaOptions(**{"start": 0.0, **options}))
     net.eval()
-    ids = tiny.rows(LENGTHS)
+    ids = factories.token_ids(LENGTHS)
     data = Data(ROWS, [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)])
     if "start" not in options:
         _spread(net, data)
@@ -111,7 +111,7 @@ def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
     with torch.no_grad():
         predictor(net).last.weight.zero_()
     result = answer(net, data, ALBERTaSettings())
-    assert torch.allclose(result.logits, tiny.padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
+    assert torch.allclose(result.logits, factories.hf_padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
     assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
 
 

@@ -17,7 +17,7 @@ from offramp.methods.alberta import ALBERTaOptions, ALBERTaSettings
 from offramp.nn.batches import build_batch, pack_rows
 from offramp.training.forward import forward_all_layers
 from offramp.training.schedule import Schedule
-from tests import runs
+from tests import factories
 from tests.methods.test_alberta import LENGTHS, answer, made, predictor
 
 
@@ -108,9 +108,9 @@ def test_a_penalty_makes_rows_end_earlier(head: Any) -> None:
 def test_every_task_trains_and_opens_again_as_it_was(base: str, tmp_path: Path, kind: str) -> None:
     options = {"start": 1.0, "penalty": 0.5}
     schedule = Schedule(epochs=2, batch_size=16, lr=0.003)
-    folder = runs.train(base, tmp_path, "alberta", kind, options=options, schedule=schedule)
+    folder = factories.run_folder(base, tmp_path, "alberta", kind, options=options, schedule=schedule)
     first, again = (Predictor.load(folder, engine="torch") for _ in range(2))
-    encoded = first.prepare(runs.rows(kind, 6, 5))
+    encoded = first.prepare(factories.labelled_rows(kind, 6, 5))
     for gamma in (0.0, 0.6):
         ours, theirs = (p.run(encoded, ALBERTaSettings(gamma), batch_size=4) for p in (first, again))
         assert np.array_equal(ours.exit_layer, theirs.exit_layer)

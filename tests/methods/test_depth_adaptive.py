@@ -26,7 +26,7 @@ from offramp.nn.batches import Batch, Data, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.training.forward import LayerStates, forward_all_layers
 from offramp.training.schedule import Schedule
-from tests import runs, tiny
+from tests import factories
 
 LENGTHS = [9, 3, 17, 5]
 ROWS = [{"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
@@ -37,7 +37,7 @@ FORMS = ["multinomial", "geometric", "threshold"]
 def made(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
     spec = tasks.get(task).from_rows(ROWS, "rows")
     torch.manual_seed(0)
-    model = tiny.model(backbone, spec.auto_class, num_labels=spec.outputs)
+    model = factories.hf_model(backbone, spec.auto_class, num_labels=spec.outputs)
     net = folder.build_network(model, spec, methods.get("depth_adaptive"), DepthAdaptiveOptions(**options))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
@@ -47,7 +47,7 @@ def made(task: str = "classification", backbone: str = "bert", **options: Any) -
     words = [
         [-1, *(place // 2 for place in range(n - 1))] for n in LENGTHS
     ]  # a special token, then words of two pieces
-    ids = tiny.rows(LENGTHS)
+    ids = factories.token_ids(LENGTHS)
     return net, Data(ROWS, [Encoded(ids[i], [0] * n, i, words[i], [], 0) for i, n in enumerate(LENGTHS)])
 
 
@@ -219,7 +219,9 @@ def test_calibration_tries_the_papers_rule_where_there_is_one(form: str) -> None
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
 def test_it_trains_and_calibrates(base: str, tmp_path: Path, kind: str) -> None:
     quick = Schedule(epochs=1, batch_size=8, lr=0.005)
-    run_folder = runs.train(base, tmp_path, "depth_adaptive", kind, schedule=quick, options={"form": "multinomial"})
+    run_folder = factories.run_folder(
+        base, tmp_path, "depth_adaptive", kind, schedule=quick, options={"form": "multinomial"}
+    )
     log = folder.read_recipe(run_folder)["log"]
     assert [entry["stage"] for entry in log] == ["exits", "exits and halting"]
     model = offramp.load(run_folder)
@@ -230,7 +232,10 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
     spec = tasks.get("regression").from_rows([{"text": "a", "label": y} for y in (0.5, 1.5)], "rows")
     with pytest.raises(OfframpError, match="form=geometric"):
         folder.build_network(
-            tiny.model("bert", num_labels=1), spec, methods.get("depth_adaptive"), DepthAdaptiveOptions("threshold")
+            factories.hf_model("bert", num_labels=1),
+            spec,
+            methods.get("depth_adaptive"),
+            DepthAdaptiveOptions("threshold"),
         )
     with pytest.raises(OfframpError, match="level=row"):
         made(level="word")

@@ -23,7 +23,7 @@ from offramp.tasks import get
 from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_losses
 from offramp.training.objectives import JointStage
-from tests import tiny
+from tests import factories
 
 ROWS = [{"text": "a", "label": i} for i in range(3)]
 
@@ -33,7 +33,7 @@ def made(name: str, task: str = "classification", **options: Any) -> tuple[metho
     method = methods.get(name)
     torch.manual_seed(2)
     chosen = method.options(**options)
-    net = build_network(tiny.model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, chosen)
+    net = build_network(factories.hf_model("bert", spec.auto_class, num_labels=spec.outputs), spec, method, chosen)
     net.eval()
     return method, net
 
@@ -56,7 +56,7 @@ class Script:
 
 def play(net: Network, said: list[list[int]], policy: Any) -> Result:
     with torch.no_grad():
-        packed = pack(tiny.rows([3] * len(said[0])))
+        packed = pack(factories.token_ids([3] * len(said[0])))
         return run(engines.make("torch", net.encoder), Script(said), policy, packed)
 
 
@@ -72,7 +72,7 @@ def test_patience_serves_regression_by_tolerance() -> None:
     method, net = made("pabee", "regression")
     loose = method.policy(net, PABEESettings(1, tolerance=1e6))
     with torch.no_grad():
-        result = run(engines.make("torch", net.encoder), net, loose, pack(tiny.rows([5, 9])))
+        result = run(engines.make("torch", net.encoder), net, loose, pack(factories.token_ids([5, 9])))
     assert result.exit_layer.tolist() == [1, 1]
 
 
@@ -85,7 +85,7 @@ def test_rules_that_need_a_distribution_refuse_numbers_and_name_what_works(name:
 
 def test_a_closed_off_ramp_costs_nothing() -> None:
     method, net = made("branchynet")
-    packed = pack(tiny.rows([5, 9]))
+    packed = pack(factories.token_ids([5, 9]))
     with torch.no_grad():
         settings = EntropySettings(thresholds=(0.0, 1e-9, 0.0))
         result = run(engines.make("torch", net.encoder), net, method.policy(net, settings), packed)
@@ -113,7 +113,7 @@ def test_confidence_is_hesitation_the_other_way() -> None:
 def test_shallow_deep_weights_grow_with_progress() -> None:
     _, net = made("shallow_deep")
     (stage,) = methods.get("shallow_deep").stages(net, JointOptions())
-    batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    batch = Batch(pack(factories.token_ids([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     losses = []
     for share in (0.0, 0.5, 1.0):
         stage.set_progress(share)
@@ -155,7 +155,7 @@ def test_settings_of_another_kind_are_refused(name: str, wrong: dict[str, Any]) 
 def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     method, net = made("berxit")
     (stage,) = methods.get("berxit").stages(net, BERxiTOptions())
-    batch = Batch(pack(tiny.rows([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    batch = Batch(pack(factories.token_ids([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     stage.begin_epoch(0, 1, 0)
     for parameter in net.added.parameters():
         parameter.grad = None
@@ -169,7 +169,7 @@ def test_berxit_alternates_and_asks_heads_only_where_rows_leave() -> None:
     assert all(p.grad is not None for p in net.added.parameters())
     with torch.no_grad():
         policy = method.policy(net, ThresholdSettings(threshold=1e-9))
-        result = run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows([5, 9])))
+        result = run(engines.make("torch", net.encoder), net, policy, pack(factories.token_ids([5, 9])))
     assert [event.layer for event in result.trace if event.kind == "head"] == [3]
     assert [event.layer for event in result.trace if event.kind == "exit_unit"] == [0, 1, 2]
 

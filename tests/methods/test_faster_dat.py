@@ -25,7 +25,7 @@ from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.words import words_of
 from offramp.training.forward import forward_all_layers
-from tests import runs, tiny, tiny_tokenizers
+from tests import factories
 
 ROWS = [{"text": "a", "label": i % 3} for i in range(3)]
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 3], [2, 10, 3]]
@@ -36,7 +36,9 @@ DEPTHS = {(10, 11): 1, (12,): 2, (20,): 3, (21,): 1, (10,): 1}  # rows end after
 def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     """A network that knows the words of IDS, and those rows."""
     task = tasks.get("classification").from_rows(ROWS, "rows")
-    net = folder.build_network(tiny.model(backbone), task, methods.get("faster_dat"), FasterDATOptions(**options))
+    net = folder.build_network(
+        factories.hf_model(backbone), task, methods.get("faster_dat"), FasterDATOptions(**options)
+    )
     net.eval()
     rows = [Encoded(ids, [0] * len(ids), i, WORDS[i], [], 0) for i, ids in enumerate(IDS)]
     packed = pack_rows(task, rows)
@@ -132,9 +134,9 @@ def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
 
 
 def test_telling_words_may_go_deep_instead() -> None:
-    rows = runs.rows("classification", 24)
+    rows = factories.labelled_rows("classification", 24)
     task = tasks.get("classification").from_rows(rows, "rows")
-    data = Data(rows, task.encode(tiny_tokenizers.wordpiece(), rows, 64))
+    data = Data(rows, task.encode(factories.wordpiece_tokenizer(), rows, 64))
     tables = [depths_by_information(task, data, TableScope(3), 0.1, telling) for telling in (False, True)]
     assert torch.equal(tables[0]["pieces"], tables[1]["pieces"])
     assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])

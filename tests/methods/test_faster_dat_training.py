@@ -20,11 +20,11 @@ from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsS
 from offramp.nn.batches import Batch, pack_rows
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage
-from tests import runs
+from tests import factories
 
 
 def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path) -> None:
-    run_folder = runs.train(base, tmp_path, "faster_dat")
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat")
     (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
     assert loosest["settings"] == {"cap": 0, "penalty": -1.0} and loosest["mac_share"] < 1.0
     losses = [entry["loss"] for entry in folder.read_recipe(run_folder)["log"]]
@@ -32,12 +32,12 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
     model = offramp.load(run_folder)
     depths = model.network.added["depths"]
     tell, other = (
-        [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], runs.WORDS)
+        [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], factories.FILLERS)
     )
     by_word = dict(zip(depths.pieces.tolist(), depths.depths_for(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
     assert [by_word[i] for i in tell] == [1, 1]  # what tells the label goes least deep
     assert max(by_word[i] for i in other) == 3 and sum(by_word[i] for i in other) > len(other)
-    texts = [row["text"] for row in runs.rows("classification", 8, seed=3)]
+    texts = [row["text"] for row in factories.labelled_rows("classification", 8, seed=3)]
     together = model.predict(texts, budget=1.0)
     alone = [model.predict([text], budget=1.0)[0] for text in texts]
     assert [a["label"] for a in together] == [a["label"] for a in alone]
@@ -48,7 +48,7 @@ def test_a_higher_floor_sends_words_deeper(base: str, tmp_path: Path) -> None:
     quick, spent = Schedule(epochs=1, batch_size=16), []
     for least in (1e-12, 0.02):
         (tmp_path / str(least)).mkdir()
-        made = runs.train(base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick)
+        made = factories.run_folder(base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick)
         spent.append(json.loads((made / "points.json").read_text())["points"][-1]["mac_share"])
     assert spent[0] < spent[1]
 
@@ -56,7 +56,7 @@ def test_a_higher_floor_sends_words_deeper(base: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layers: int) -> None:
     quick = Schedule(epochs=4, batch_size=8, lr=0.01)
-    made = runs.train(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
+    made = factories.run_folder(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
     model = offramp.load(made)
     tried = candidate_settings(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
     assert tried == [{"cap": cap} for cap in range(1, layers)] and model.points is not None
@@ -65,25 +65,25 @@ def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layer
 
 @pytest.mark.parametrize("kind", ["tagging", "pairs"])
 def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None:
-    run_folder = runs.train(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
     assert json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"] < 1.0
 
 
 def test_mi_without_classes_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="estimation=reconstruction"):
-        runs.train(base, tmp_path, "faster_dat", "question_answering")
+        factories.run_folder(base, tmp_path, "faster_dat", "question_answering")
 
 
 def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Path) -> None:
     asked = {"estimation": "reconstruction", "spacing": 3, "rows": 20}
     quick = Schedule(epochs=1, batch_size=8, lr=0.005)
-    run_folder = runs.train(base, tmp_path, "faster_dat", "regression", options=asked, schedule=quick)
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", "regression", options=asked, schedule=quick)
     stages = [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]]
     assert stages == ["guess hidden words", "fine-tune planned depths"]
     saved = load_file(run_folder / "offramp.safetensors")
     assert not any(name.startswith("masked.model") for name in saved) and saved["depths.depths"].shape[1] == 8
     model = offramp.load(run_folder)
-    texts = [row["text"] for row in runs.rows("regression", 6, seed=3)]
+    texts = [row["text"] for row in factories.labelled_rows("regression", 6, seed=3)]
     rows = model.prepare([{"text": text} for text in texts])
     kept = [model.run(rows, FasterDATSettings(penalty=p)).tokens_kept.sum() for p in (0.0, 0.1, 0.2, 1.0)]
     assert kept == sorted(kept, reverse=True)  # a larger penalty never sends a word deeper
@@ -98,7 +98,7 @@ def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
         folder_.mkdir(exist_ok=True)
         asked = {"estimation": "reconstruction", "rows": 10, "layers": 2}
         schedule = Schedule(epochs=1, batch_size=16, lr=0.005, save_seconds=0.0)
-        return runs.train(base, folder_, "faster_dat", options=asked, schedule=schedule)
+        return factories.run_folder(base, folder_, "faster_dat", options=asked, schedule=schedule)
 
     whole = train(tmp_path / "whole")
     steps, real = 0, stage.step
@@ -121,7 +121,7 @@ def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
 def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base: str, tmp_path: Path) -> None:
     asked = {"estimation": "reconstruction", "transductive": True}
     quick = Schedule(epochs=1, batch_size=16, lr=0.005)
-    run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=quick)
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", options=asked, schedule=quick)
     model = offramp.load(run_folder)
     (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
     assert loosest["mac_share"] > 2.0
@@ -141,9 +141,11 @@ def test_single_words_are_trained_at_the_depth_they_run_at(
     seen: list[PlannedDepthsStage] = []
     real = PlannedDepthsStage.prepare
     monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
-    run_folder = runs.train(base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16))
+    run_folder = factories.run_folder(
+        base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16)
+    )
     model = offramp.load(run_folder)
-    rows = model.prepare(runs.rows("classification", 48, 0))
+    rows = model.prepare(factories.labelled_rows("classification", 48, 0))
     packed = pack_rows(model.task, rows)
     masked, passes = model.network.added["masked"], MaskedPasses(3, 0)
     exact = estimate_depths(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module

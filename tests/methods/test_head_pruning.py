@@ -22,7 +22,7 @@ from offramp.nn.network import Network
 from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.schedule import Schedule
-from tests import runs, tiny
+from tests import factories
 
 LENGTHS = [9, 3, 17, 5]
 METHOD = methods.get("head_pruning")
@@ -32,8 +32,8 @@ HALF = HeadPruningOptions(heads=0.5, neurons=0.5)
 def made(backbone: str, options: HeadPruningOptions = HALF) -> tuple[Network, Data]:
     rows = [{"text": "a", "label": i % 3} for i in range(len(LENGTHS))]
     task = tasks.get("classification").from_rows(rows, "rows")
-    net = build_network(tiny.model(backbone, task.auto_class), task, METHOD, options)
-    encoded = [Encoded(ids, [0] * len(ids), i, [], [], 0) for i, ids in enumerate(tiny.rows(LENGTHS))]
+    net = build_network(factories.hf_model(backbone, task.auto_class), task, METHOD, options)
+    encoded = [Encoded(ids, [0] * len(ids), i, [], [], 0) for i, ids in enumerate(factories.token_ids(LENGTHS))]
     return net, Data(rows, encoded)
 
 
@@ -50,13 +50,13 @@ def answer(net: Network, encoded: list[Encoded]) -> Result:
         return run(engines.make("torch", net.encoder), net, policy, pack_rows(net.task, encoded))
 
 
-@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+@pytest.mark.parametrize("backbone", factories.BACKBONES)
 def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp_path: Path) -> None:
     whole, data = made(backbone)
     before = answer(whole, data.encoded).logits
     net, _ = pruned(backbone, tmp_path)
     result = answer(net, data.encoded)
-    theirs = tiny.padded(net.hf, [e.ids for e in data.encoded]).logits
+    theirs = factories.hf_padded(net.hf, [e.ids for e in data.encoded]).logits
     assert torch.allclose(result.logits, theirs, atol=1e-5) and not torch.allclose(result.logits, before, atol=1e-3)
     soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded))  # the training path, with gradients
     assert torch.allclose(net(net.depth, soft.after(net.depth)), result.logits, atol=1e-5)
@@ -64,7 +64,7 @@ def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp
         assert torch.allclose(answer(net, [item]).logits[0], result.logits[row], atol=1e-5)
 
 
-@pytest.mark.parametrize("backbone", tiny.BACKBONES)
+@pytest.mark.parametrize("backbone", factories.BACKBONES)
 def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
     net, data = pruned(backbone, tmp_path)
     kept, lengths = net.added["kept"], torch.tensor(LENGTHS)
@@ -76,7 +76,7 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
     assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
     fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.unpruned.encoder.layers)
     assert fed == pytest.approx(0.5)
-    bare = build_network(tiny.model(backbone), net.task, methods.get("full"), methods.get("full").options())
+    bare = build_network(factories.hf_model(backbone), net.task, methods.get("full"), methods.get("full").options())
     assert torch.equal(full, cost.full(bare, net.depth, lengths).sum())
 
 
@@ -147,7 +147,7 @@ def test_resuming_prunes_the_same_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["classification", "masked_lm"])
 def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kind: str) -> None:
     given = {"options": {"heads": 0.5, "neurons": 0.25}, "schedule": Schedule(epochs=1, batch_size=8, lr=0.005)}
-    folder = runs.train(base, tmp_path, "head_pruning", kind, **given)
+    folder = factories.run_folder(base, tmp_path, "head_pruning", kind, **given)
     model, again = Predictor.load(folder), Predictor.load(folder)
     kept = model.network.added["kept"]
     assert kept.heads.sum() == 6 and kept.neurons.sum() == 36
@@ -155,12 +155,12 @@ def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kin
     out = layer.output_projections()[0].weight  # type: ignore[attr-defined]
     assert (out[:, ~kept.heads[0].repeat_interleave(8)] == 0).all() and (out[:, :].abs().sum(0) > 0).any()
     assert model.points is not None and len(model.points.points) == 1 and 0.2 < model.points.points[0].mac_share < 0.95
-    rows = runs.rows(kind, 6, 9)
+    rows = factories.labelled_rows(kind, 6, 9)
     encoded = model.prepare(rows)
     ours, theirs = (m.run(encoded, m.settings()) for m in (model, again))
     assert all((a == b).all() for a, b in zip(ours.logits, theirs.logits, strict=True))
     auto = getattr(transformers, model.task.auto_class).from_pretrained(folder)
-    plain = tiny.padded(auto, [e.ids for e in encoded]).logits
+    plain = factories.hf_padded(auto, [e.ids for e in encoded]).logits
     for row, (said, item) in enumerate(zip(ours.logits, encoded, strict=True)):
         expected = plain[row, : len(item.ids)] if model.network.per_token else plain[row]
         assert torch.allclose(torch.from_numpy(said), expected, atol=1e-4)

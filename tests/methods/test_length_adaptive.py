@@ -22,7 +22,7 @@ from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDropSta
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.tasks import get
-from tests import tiny
+from tests import factories
 from tests.methods.test_exits import made as plain
 
 LENGTHS = [12, 3, 20, 1]
@@ -50,7 +50,7 @@ class Watch(Policy):
 def answer(net: Network, settings: LengthSettings, watch: Policy | None = None) -> Result:
     policy = PairPolicy(LengthPolicy(net, settings), watch or Policy())
     with torch.no_grad():
-        return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
+        return run(engines.make("torch", net.encoder), net, policy, pack(factories.token_ids(LENGTHS)))
 
 
 def test_each_row_keeps_its_share_and_its_first_token() -> None:
@@ -106,7 +106,7 @@ def test_some_of_the_random_lengths_are_cliffs() -> None:
 
 
 def some_batch() -> Batch:
-    return Batch(pack(tiny.rows([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    return Batch(pack(factories.token_ids([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
 
 
 def test_a_step_is_four_passes_that_share_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,9 @@ def test_tags_of_dropped_tokens_are_answered() -> None:
     """Drop-and-restore: every token has an answer, and the others' answers show that somebody was missing."""
     rows = [{"tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]}]
     spec = get("tagging").from_rows(rows, "rows")
-    net = build_network(tiny.model("bert", spec.auto_class), spec, plain("length_adaptive")[0], LengthAdaptiveOptions())
+    net = build_network(
+        factories.hf_model("bert", spec.auto_class), spec, plain("length_adaptive")[0], LengthAdaptiveOptions()
+    )
     net.eval()
     short, full = answer(net, LengthSettings((0.5, 0.25, 0.1))), answer(net, LengthSettings())
     assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)

@@ -21,13 +21,13 @@ from offramp.methods._shared.lengths import (
 )
 from offramp.nn.network import bare_network
 from offramp.tasks import get
-from tests import tiny
+from tests import factories
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 1000), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_the_best_of_each_row_are_those_of_the_row_alone(lengths: list[int], seed: int, first: bool) -> None:
-    packed = pack(tiny.rows(lengths))
+    packed = pack(factories.token_ids(lengths))
     torch.manual_seed(seed)
     scores = torch.randint(0, 4, (packed.total,)) / 4.0 + torch.rand(packed.total) * 1e-6  # many ties, nearly
     wanted = torch.tensor([1 + seed % n for n in lengths])
@@ -78,7 +78,7 @@ def test_cliffs_keep_all_tokens_up_to_a_layer_and_no_fewer_in_all_than_the_least
 
 def test_lengths_for_another_depth_are_refused() -> None:
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = bare_network(tiny.model("bert"), task)
+    net = bare_network(factories.hf_model("bert"), task)
     with pytest.raises(OfframpError, match="each of 3 layers") as refused:
         LengthPolicy(net, LengthSettings((0.8, 0.6)))
     assert "0.8,0.6" in str(refused.value) and "calibrate --search" in str(refused.value)
@@ -86,7 +86,7 @@ def test_lengths_for_another_depth_are_refused() -> None:
 
 def test_only_layers_that_drop_ask_for_scores() -> None:
     task = get("classification").from_rows([{"text": "a", "label": i} for i in range(3)], "rows")
-    net = bare_network(tiny.model("bert"), task)
+    net = bare_network(factories.hf_model("bert"), task)
     policy = LengthPolicy(net, LengthSettings((1.0, 0.5, 0.5)))
     assert [policy.needs(layer).scores for layer in (1, 2, 3)] == [False, True, False]
     plain = LengthPolicy(net, LengthSettings())

@@ -14,7 +14,7 @@ from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
 from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_loss
 from offramp.methods.faster_dat.reconstruction import MaskedPasses, estimate_depths
-from tests import runs, tiny, tiny_tokenizers
+from tests import factories
 
 IDS = [[2, 10, 11, 12, 3], [2, 20, 21, 22, 23, 24, 3], [2, 10, 3], [2, 3]]
 WORDS = [[-1, 0, 0, 1, -1], [-1, 0, 1, 2, 2, 3, -1], [-1, 0, -1], [-1, -1]]
@@ -109,8 +109,8 @@ def test_tied_weights_are_saved_once_and_come_back_tied(model: MaskedModel) -> N
 
 
 def test_a_checkpoint_without_a_masked_head_gets_one_and_it_is_said(tmp_path: Path) -> None:
-    tiny.model("bert", vocab_size=len(tiny_tokenizers.wordpiece())).save_pretrained(tmp_path)
-    tiny_tokenizers.wordpiece().save_pretrained(tmp_path)
+    factories.hf_model("bert", vocab_size=len(factories.wordpiece_tokenizer())).save_pretrained(tmp_path)
+    factories.wordpiece_tokenizer().save_pretrained(tmp_path)
     made = MaskedModel(None, used_at_run_time=False)
     with pytest.warns(UserWarning, match="tied to its embeddings is added"):
         made.load(str(tmp_path))
@@ -125,7 +125,7 @@ def test_a_run_folder_gets_the_head_of_what_it_started_from(model: MaskedModel, 
     assert not made.has_new_head and torch.equal(made.model.cls.predictions.transform.dense.weight, theirs)
     moved = Path(shutil.copytree(trained, tmp_path / "run"))
     about = json.loads((moved / "offramp.json").read_text())
-    for gone in ("/no/such/folder", str(runs.model_folder(tmp_path / "other", hidden_size=64))):
+    for gone in ("/no/such/folder", str(factories.model_folder(tmp_path / "other", hidden_size=64))):
         (moved / "offramp.json").write_text(json.dumps({**about, "base_model": gone}))
         with pytest.warns(UserWarning, match="run has no masked-language head"):
             made.load(str(moved))

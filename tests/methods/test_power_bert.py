@@ -30,7 +30,7 @@ from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.schedule import Schedule
-from tests import runs, tiny
+from tests import factories
 from tests.methods.test_exits import made as plain
 from tests.methods.test_length_adaptive import Watch
 
@@ -47,7 +47,7 @@ def made(**options: Any) -> tuple[Network, Retention]:
 def answer(net: Network, settings: PoWERBERTSettings, watch: Policy | None = None) -> Result:
     policy = PairPolicy(PoWERBERTPolicy(net, settings), watch or Policy())
     with torch.no_grad():
-        return run(engines.make("torch", net.encoder), net, policy, pack(tiny.rows(LENGTHS)))
+        return run(engines.make("torch", net.encoder), net, policy, pack(factories.token_ids(LENGTHS)))
 
 
 def fed(result: Result) -> list[list[int]]:
@@ -86,7 +86,7 @@ def test_counts_are_sums_of_weights_that_never_grow() -> None:
 
 
 def some_batch() -> Batch:
-    return Batch(pack(tiny.rows([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
+    return Batch(pack(factories.token_ids([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
 
 
 def test_the_penalty_weighs_later_layers_more() -> None:
@@ -114,7 +114,7 @@ def test_falling_counts_keep_a_rows_tokens_whoever_is_beside_it() -> None:
     net.eval()
     together = answer(net, PoWERBERTSettings())
     for row, length in enumerate(LENGTHS):
-        ids = [tiny.rows(LENGTHS)[row]]
+        ids = [factories.token_ids(LENGTHS)[row]]
         with torch.no_grad():
             alone = run(engines.make("torch", net.encoder), net, PoWERBERTPolicy(net, PoWERBERTSettings()), pack(ids))
         assert torch.allclose(alone.logits[0], together.logits[row], atol=1e-5), length
@@ -163,7 +163,7 @@ def test_counts_found_in_training_travel_with_the_model_and_are_told(
 ) -> None:
     quick = Schedule(epochs=2, batch_size=12, lr=0.005)
     options = {"penalty": "0.5", "soft_lr": "0.2"}
-    run_ = runs.train(base, tmp_path, "power_bert", schedule=quick, options=options)
+    run_ = factories.run_folder(base, tmp_path, "power_bert", schedule=quick, options=options)
     model = load_run(run_)
     found = power_bert.retention(model.network).counts.tolist()
     assert found == sorted(found, reverse=True) and 1 <= found[-1] <= found[0] < 17  # the longest row has 17
@@ -215,4 +215,4 @@ def test_tasks_that_need_every_token_are_refused_with_a_way_out() -> None:
     ):
         method = methods.get(name)
         with pytest.raises(OfframpError, match=rf"answer for every token.*\n.*use one of: {instead}"):
-            build_network(tiny.model("bert", spec.auto_class), spec, method, method.options())
+            build_network(factories.hf_model("bert", spec.auto_class), spec, method, method.options())

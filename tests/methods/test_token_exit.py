@@ -15,7 +15,7 @@ from offramp.nn.confidence import normalised_entropy
 from offramp.nn.network import Network
 from offramp.tasks import get
 from offramp.training.forward import forward_all_layers
-from tests import tiny
+from tests import factories
 
 LENGTHS = [9, 4, 17]
 
@@ -25,7 +25,7 @@ def tagger() -> Network:
     spec = get("tagging").from_rows(rows, "rows")
     method = methods.get("token_exit")
     torch.manual_seed(1)
-    net = build_network(tiny.model("bert", spec.auto_class), spec, method, method.options())
+    net = build_network(factories.hf_model("bert", spec.auto_class), spec, method, method.options())
     net.eval()
     return net
 
@@ -61,7 +61,7 @@ class Watch(Policy):
 
 def test_tags_freeze_and_halted_states_are_copies() -> None:
     net = tagger()
-    packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
+    packed = pack(factories.token_ids(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     threshold = middling(net, packed)
     watch = Watch()
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_tags_freeze_and_halted_states_are_copies() -> None:
 
 def test_without_a_threshold_everybody_goes_to_the_end() -> None:
     net = tagger()
-    packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
+    packed = pack(factories.token_ids(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     with torch.no_grad():
         result = run(engines.make("torch", net.encoder), net, TokenExitPolicy(net, TokenExitSettings()), packed)
     assert result.exit_layer.tolist() == [net.depth] * 3
@@ -87,7 +87,7 @@ def test_without_a_threshold_everybody_goes_to_the_end() -> None:
 
 def test_exit_layers_are_means_over_tokens() -> None:
     net = tagger()
-    packed = pack(tiny.rows(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
+    packed = pack(factories.token_ids(LENGTHS)).with_tokens(scored=torch.ones(sum(LENGTHS), dtype=torch.bool))
     with torch.no_grad():
         settings = TokenExitSettings(middling(net, packed), window=1)
         result = run(engines.make("torch", net.encoder), net, TokenExitPolicy(net, settings), packed)

@@ -31,7 +31,7 @@ from offramp.nn.network import Network
 from offramp.training.distillation import distillation_loss_by_row
 from offramp.training.forward import forward_all_layers, forward_with_dropping
 from offramp.training.losses import last_exit_loss
-from tests import runs, tiny
+from tests import factories
 
 LENGTHS = [9, 3, 17, 5]
 GIVEN = [{"text": "a", "label": i % 3} for i in range(4)]
@@ -42,10 +42,10 @@ def build(task: str = "classification") -> tuple[Network, Data]:
     given = TAGGED if task == "tagging" else GIVEN
     spec = tasks.get(task).from_rows(given, "rows")
     torch.manual_seed(1)
-    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
+    hf = factories.hf_model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
     net = build_network(hf, spec, methods.get("tr_bert"), TRBERTOptions())
     net.eval()
-    ids = tiny.rows(LENGTHS)
+    ids = factories.token_ids(LENGTHS)
     return net, Data(given, [Encoded(r, [0] * len(r), i, list(range(len(r))), [], 0) for i, r in enumerate(ids)])
 
 
@@ -145,10 +145,10 @@ def test_a_choice_as_masks_is_the_choice_itself(task: str) -> None:
 def test_off_ramps_of_a_pair_read_masks_as_they_read_what_is_left(name: str) -> None:
     spec, method = tasks.get("classification").from_rows(GIVEN, "rows"), methods.get(name)
     torch.manual_seed(1)
-    hf = tiny.model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
+    hf = factories.hf_model("bert", spec.auto_class, num_labels=spec.outputs, num_hidden_layers=4)
     net = build_network(hf, spec, method, method.options(bag_of_words_depth=3))
     net.eval()
-    packed = pack(tiny.rows(LENGTHS))
+    packed = pack(factories.token_ids(LENGTHS))
     with torch.no_grad():
         for parameter in net.added["exit_heads"].parameters():
             parameter.normal_(std=0.1)
@@ -215,7 +215,7 @@ def test_a_threshold_of_one_leaves_the_first_tokens_only() -> None:
 
 
 def test_a_run_is_trained_and_shorter(base: str, tmp_path: Path) -> None:
-    folder = runs.train(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "select_lr": 0.02})
+    folder = factories.run_folder(base, tmp_path, "tr_bert", options={"alpha": 3.0, "samples": 3, "select_lr": 0.02})
     from offramp.inference.predictor import Predictor
 
     predictor = Predictor.load(str(folder))
