@@ -13,9 +13,9 @@ from tests.cli.calls import Call, write_rows
 
 def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
     data = write_rows("test.jsonl", factories.labelled_rows("classification", 10, 6))
-    who = ("--budgets", "0.5,default", "--engines", "torch", "--against", "hf", "--precisions", "fp32")
+    engines = ("--budgets", "0.5,default", "--engines", "torch", "--against", "hf", "--precisions", "fp32")
     how = ("--batch-sizes", "1,4", "--rounds", 1, "--no-memory", "--threads", 1, "--rows", 8)
-    result = call("bench", trained, "--data", data, *who, *how, "--json", "b.json", "--png", "b.png")
+    result = call("bench", trained, "--data", data, *engines, *how, "--json", "b.json", "--png", "b.png")
     assert result.code == 0 and "offramp torch" in result.out and "hf-sdpa" in result.out and "realised" in result.out
     file = json.loads(Path("b.json").read_text())
     assert file["row_count"] == 8 and file["command"].startswith("offramp bench") and file["threads"] == 1

@@ -107,6 +107,14 @@ def test_a_refused_request_leaves_nothing_behind(arguments: dict[str, Any], tmp_
     run_training(TrainRequest(**arguments))
 
 
+def test_train_takes_two_methods_without_a_recipe(arguments: dict[str, Any], tmp_path: Path) -> None:
+    files = {name: arguments[name] for name in ("model", "train", "dev", "out")}
+    pair = "length_adaptive+branchynet"
+    trained = training.train(**files, method=pair, epochs=1, batch_size=8, lr=0.01, options={"pool": "mean"})
+    assert trained.model.method.name == pair and trained.folder == tmp_path / "run"
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["options"] == {"pool": "mean"}
+
+
 def test_an_existing_folder_is_replaced_by_force_only(arguments: dict[str, Any], tmp_path: Path) -> None:
     run_training(TrainRequest(**arguments))
     before = factories.read_files(tmp_path / "run")

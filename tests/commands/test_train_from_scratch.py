@@ -16,8 +16,8 @@ from offramp.errors import OfframpError
 from offramp.inference.new_model import create_model
 from tests import factories
 
-SHAPE = {"hidden_size": "32", "num_attention_heads": "4", "intermediate_size": "48", "num_hidden_layers": "2",
-         "max_position_embeddings": "64"}  # fmt: skip
+SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2,
+         "max_position_embeddings": 64}  # fmt: skip
 
 
 def train_tiny(folder: Path, kind: str = "masked_lm", **more: Any) -> TrainedRun:
@@ -33,7 +33,11 @@ def test_a_tokenizer_is_learned_from_the_training_rows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "config.json").read_text())["hidden_size"] == 32
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert recipe["model"] == "bert"
-    assert recipe["new_model"] == {"tokenizer": None, "vocabulary": 150, "shape": SHAPE}
+    assert recipe["new_model"] == {
+        "tokenizer": None,
+        "vocabulary": 150,
+        "shape": {name: str(size) for name, size in SHAPE.items()},
+    }
 
 
 def test_another_models_tokenizer_is_taken(base: str, tmp_path: Path) -> None:
@@ -45,7 +49,9 @@ def test_weights_are_those_of_a_model_created_with_the_same_seed(tmp_path: Path)
     trained = train_tiny(tmp_path, vocabulary=150, seed=3, lr=1e-12)
     texts = [row["text"] for row in factories.labelled_rows("masked_lm", 40)]
     assert len(train_wordpiece_tokenizer(texts, 150)) == len(trained.model.tokenizer)
-    created = create_model("bert", tmp_path / "new", trained.model.tokenizer, SHAPE, 3)
+    created = create_model(
+        "bert", tmp_path / "new", trained.model.tokenizer, {name: str(size) for name, size in SHAPE.items()}, 3
+    )
     before, after = (m.base_model.embeddings.word_embeddings.weight for m in (created, trained.model.network.hf))
     assert torch.allclose(before, after, atol=1e-5)
 
@@ -58,7 +64,7 @@ def test_weights_are_those_of_a_model_created_with_the_same_seed(tmp_path: Path)
         ({"tokenizer": "minilm", "vocabulary": 200}, "both --tokenizer and --vocabulary"),
         ({"from_scratch": False}, "--shape"),
         ({"from_scratch": False, "shape": None, "tokenizer": "minilm"}, "--tokenizer"),
-        ({"shape": {"hidden": "3"}}, "no such entry"),
+        ({"shape": {"hidden": 3}}, "no such entry"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:

@@ -85,8 +85,8 @@ def evaluate_points(
 ) -> list[Cell]:
     """Score the operating points of a run on new rows (`offramp eval --curve`) and return their result cells.
 
-    The first cell is the full model's and carries the whole curve; the others are the points chosen for a loss or a
-    risk, with what calibration expected of them. The arguments are those of `evaluate`.
+    The first cell is the full model's and carries the curve of all points; the others are the points chosen for a loss
+    or a risk, with what calibration expected of them. The arguments are those of `evaluate`.
     """
     predictor = Predictor.load(run, engine, precision, threads)
     command = command or python_call("evaluate_points", run, data=data)

@@ -109,7 +109,7 @@ def train(
     from_scratch: bool = False,
     tokenizer: str | Path | None = None,
     vocabulary: int | None = None,
-    shape: Mapping[str, str] | None = None,
+    shape: Mapping[str, Any] | None = None,
     force: bool = False,
     listener: TrainingListener = lambda **_: None,
 ) -> TrainedRun:
@@ -140,16 +140,19 @@ def train(
         columns: columns of the files by the names that the task expects, e.g. {"text": "sentence"}.
         options: options of the method by name, e.g. {"pool": "mean"}.
         from_scratch: create the model with random weights; `model` is then a family such as "bert".
-        tokenizer: of a model from scratch: whose tokenizer; learned from the training rows if left out.
-        vocabulary: of a model from scratch: tokens of the tokenizer that is learned, 8000 by default.
-        shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": "256"}.
+        tokenizer: of a model from scratch: the model whose tokenizer to take; learned from the rows if left out.
+        vocabulary: of a model from scratch: size of the vocabulary that is learned, 8000 by default.
+        shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": 256}.
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
-    given = {"task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr, "max_length": max_length}
-    given = {name: value for name, value in {**given, "method": method}.items() if value is not None}
-    plan = recipes.load_recipe(recipe) if recipe else recipes.Recipe(method or "full")
-    plan = plan.override(given, options or {})
+    arguments = {"method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    arguments["max_length"] = max_length
+    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+    if recipe:
+        plan = recipes.load_recipe(recipe).override(given, options or {})
+    else:
+        plan = recipes.Recipe(**{"method": "full", **given}, options=options or {})
     schedule = Schedule(
         plan.epochs,
         plan.batch_size,
@@ -185,7 +188,7 @@ def _new_model(
     init: str | Path | None,
     tokenizer: str | Path | None,
     vocabulary: int | None,
-    shape: Mapping[str, str] | None,
+    shape: Mapping[str, Any] | None,
 ) -> NewModel | None:
     """Return how to create a model from scratch; refuse arguments that contradict each other."""
     chosen = {"--tokenizer": tokenizer, "--vocabulary": vocabulary, "--shape": shape or None}
@@ -200,7 +203,8 @@ def _new_model(
     if tokenizer is not None and vocabulary is not None:
         given = "both --tokenizer and --vocabulary"
         raise OfframpError("a tokenizer for the new model", given, "give --vocabulary only where one is learned")
-    return NewModel(None if tokenizer is None else model_source(str(tokenizer)), vocabulary or 8000, dict(shape or {}))
+    entries = {name: str(value) for name, value in (shape or {}).items()}
+    return NewModel(None if tokenizer is None else model_source(str(tokenizer)), vocabulary or 8000, entries)
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ def run_training(
     model = build_model(request, method, options, rows)
     stages = _stages(request, model)
     if not rows.labelled and any(stage.needs_labels for stage in stages):
-        rows.task.check_rows(rows.train, request.train)  # says which column is missing
+        rows.task.check_rows(rows.train, request.train)  # its message names the missing column
     train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
     with locked_working_folder(Path(request.out), recipe, force) as partial:

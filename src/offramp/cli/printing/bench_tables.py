@@ -50,21 +50,21 @@ def bench_table(entries: Sequence[Entry], metric: str, title: str) -> Table:
 
 def bench_cells(entry: Entry, metric: str) -> list[str]:
     """Return one entry of a bench file as the texts of a table row."""
-    ours = not entry["peer"]
+    offramp = not entry["peer"]
     return [
-        f"offramp {entry['engine']}" if ours else entry["engine"],
+        f"offramp {entry['engine']}" if offramp else entry["engine"],
         entry["precision"],
-        str(entry["budget"]) if ours else "",
+        str(entry["budget"]) if offramp else "",
         f"{entry['rows_per_second']:.1f}",
         f"{entry['rows_per_second_best']:.1f}",
         f"{entry['p50_ms']:.2f}",
         f"{entry['p95_ms']:.2f}",
         _number(entry["peak_mb"], ".0f"),
         _number(entry["metrics"][metric], ".4f"),
-        _number(entry["mac_share"] if ours else None, ".3f"),
+        _number(entry["mac_share"] if offramp else None, ".3f"),
         _number(entry.get("speed_up"), ".2f"),
         _number(entry["realised_over_promised"], ".2f"),
-        _number(entry["over_fastest_peer"] if ours else None, ".2f"),
+        _number(entry["over_fastest_peer"] if offramp else None, ".2f"),
     ]
 
 

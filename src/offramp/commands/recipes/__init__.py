@@ -2,7 +2,7 @@
 
 A recipe holds values for options of `offramp train`; options on the command line win over it. The numbers are those of
 the papers or their code, found for BERT-base and their data: a starting point elsewhere. `epochs` counts each stage of
-a method; where a paper gives its stages different lengths, the recipe says so in a comment. TR-BERT's RACE has no
+a method; where a paper gives its stages different lengths, a comment in the recipe gives them. TR-BERT's RACE has no
 recipe, because there is no task of multiple choice.
 """
 
