@@ -1,4 +1,4 @@
-"""The pages in a real browser (`make test-browser`): they open, sort, hover, slide, log no error and fit a phone."""
+"""The pages in a real browser (`make test-browser`): they open, sort, hover and slide, log no error, fit a phone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.evaluation.test_collect import folder as _folder  # the same made-up results
+from tests.evaluation.test_collect import folder as _folder  # the same invented results
 
 from offramp.commands.report import report
 from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerStep
@@ -26,23 +26,23 @@ SIZES = {"desk": 1100, "phone": 375}
 def browser() -> Iterator[Browser]:
     where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as tool:
-        made = tool.chromium.launch(executable_path=where, args=QUIET)
-        yield made
-        made.close()
+        launched = tool.chromium.launch(executable_path=where, args=QUIET)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(params=SIZES)
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     look: Any = "dark" if request.param == "phone" else "light"
-    made = browser.new_page(viewport={"width": SIZES[request.param], "height": 800}, color_scheme=look)
+    opened = browser.new_page(viewport={"width": SIZES[request.param], "height": 800}, color_scheme=look)
     wrong: list[str] = []
-    made.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-    made.on("pageerror", lambda error: wrong.append(str(error)))
-    made.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith("file:") else None)
-    yield made
+    opened.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("request", lambda sent: wrong.append(sent.url) if not sent.url.startswith("file:") else None)
+    yield opened
     SHOTS.mkdir(parents=True, exist_ok=True)
-    made.screenshot(path=str(SHOTS / f"{request.node.name}.png"), full_page=True)
-    made.close()
+    opened.screenshot(path=str(SHOTS / f"{request.node.name}.png"), full_page=True)
+    opened.close()
     assert not wrong
 
 
@@ -51,37 +51,37 @@ def fits(page: Page) -> bool:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Path:
+def explain_page(tmp_path: Path) -> Path:
     tokens = ["[CLS]", "a", "rather", "long", "and", "winding", "sentence", "about", "films", "[SEP]"]
 
     def step(layer: int, gone: int) -> LayerStep:
         states = ["live"] * (len(tokens) - gone) + ["gone"] * gone
-        said = {"label": "positive", "scores": {"positive": 0.5 + layer / 10, "negative": 0.5 - layer / 10}}
-        return LayerStep(layer, states, said, f"doubt {0.6 - layer / 10:.2f} ≥ 0.31", True)
+        prediction = {"label": "positive", "scores": {"positive": 0.5 + layer / 10, "negative": 0.5 - layer / 10}}
+        return LayerStep(layer, states, prediction, f"uncertainty {0.6 - layer / 10:.2f} ≥ 0.31", True)
 
-    stories = [
+    passes = [
         ExplainedPass({}, [step(i, 2 * i) for i in range(last + 1)], {"label": f"after {last}"}, float(last), last / 4)
         for last in range(5)
     ]
-    about = ("run", "branchynet", "classification", 4, {"text": "…"})
-    made = Explanation(*about, tokens, list(range(10)), 0, 1e7, stories, 2)
-    explanation_page(made, str(tmp_path / "explain.html"))
+    header = ("run", "branchynet", "classification", 4, {"text": "…"})
+    explanation = Explanation(*header, tokens, list(range(10)), 0, 1e7, passes, 2)
+    explanation_page(explanation, str(tmp_path / "explain.html"))
     return tmp_path / "explain.html"
 
 
-def test_explain_slides_over_budgets(page: Page, story: Path) -> None:
-    page.goto(story.as_uri())
+def test_explain_page_slides_over_budgets(page: Page, explain_page: Path) -> None:
+    page.goto(explain_page.as_uri())
     assert page.locator(".layer").count() == 3 and "after 2" in page.locator("#final").inner_text()
     slider = page.locator("#budget")
     slider.focus()
     slider.press("ArrowRight")
-    assert page.locator(".layer").count() == 4 and "75.0 %" in page.locator("#asked").inner_text()
+    assert page.locator(".layer").count() == 4 and "75.0 %" in page.locator("#spent").inner_text()
     assert page.locator(".layer").last.locator(".gone").count() == 6
     slider.press("Home")
     assert page.locator(".layer").count() == 1 and fits(page)
 
 
-def test_report_sorts_and_tells_what_is_pointed_at(page: Page, folder: Path) -> None:
+def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Path) -> None:
     report(str(folder), out=str(folder / "report"))
     page.goto((folder / "report" / "report.html").as_uri())
     rows = page.locator("#table tbody tr")

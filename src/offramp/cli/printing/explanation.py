@@ -19,20 +19,20 @@ AMONG_TOKENS = ("tags", "start", "end")  # fields of an answer that are marked i
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """Print what happened to the input at the chosen setting."""
-    story = explanation.stories[explanation.chosen]
+    explained = explanation.passes[explanation.chosen]
     console.print(Rule(f"{explanation.run}: {explanation.method}, {explanation.task}", align="left"))
-    if explanation.cut:
-        console.print(f"the last {explanation.cut} tokens do not fit into the model and were not read")
+    if explanation.truncated:
+        console.print(f"the last {explanation.truncated} tokens do not fit into the model and were not read")
     table = Table(box=None, padding=(0, 2, 1, 0), show_header=True, header_style="dim")
     for title, ratio in (("layer", None), ("tokens", 3), ("off-ramp", 2)):
         table.add_column(title, ratio=ratio, justify="right" if title == "layer" else "left")
-    for step in story.steps:
-        table.add_row(str(step.layer), _tokens(explanation, story, step, console.is_terminal), _exit(step))
+    for step in explained.steps:
+        table.add_row(str(step.layer), _tokens(explanation, explained, step, console.is_terminal), _exit(step))
     console.print(table)
-    console.print(_outcome(explanation, story))
+    console.print(_outcome(explanation, explained))
 
 
-def _tokens(explanation: Explanation, story: ExplainedPass, step: LayerStep, styled: bool) -> Text:
+def _tokens(explanation: Explanation, explained: ExplainedPass, step: LayerStep, styled: bool) -> Text:
     """Return the tokens as they are after the layer, of a translation those of the output; tags follow their words.
 
     Without styles a point stands for a token that left, round brackets for an idle one, square ones for the answer.
@@ -42,16 +42,16 @@ def _tokens(explanation: Explanation, story: ExplainedPass, step: LayerStep, sty
         return piece if styled else {GONE: "·", IDLE: f"({piece})"}.get(state, piece)
 
     def in_answer(number: int, piece: str) -> str:
-        return piece if styled or number not in step.within else f"[{piece}]"
+        return piece if styled or number not in step.answer_tokens else f"[{piece}]"
 
-    if story.pieces is not None:
-        pairs = zip(story.pieces, step.tokens, strict=True)
+    if explained.pieces is not None:
+        pairs = zip(explained.pieces, step.token_states, strict=True)
         return Text(" ").join(Text(by_state(piece, state), STYLES.get(state, "")) for piece, state in pairs)
-    line, tags = Text(), (step.answer or {}).get("tags", [])
+    line, tags = Text(), (step.prediction or {}).get("tags", [])
     last_word = -1
-    pieces = zip(explanation.tokens, explanation.words, step.tokens, strict=True)
+    pieces = zip(explanation.tokens, explanation.words, step.token_states, strict=True)
     for number, (piece, word, state) in enumerate(pieces):
-        style = f"{STYLES.get(state, '')} {'bold green' if number in step.within else ''}".strip()
+        style = f"{STYLES.get(state, '')} {'bold green' if number in step.answer_tokens else ''}".strip()
         line.append(in_answer(number, by_state(piece, state)), style)
         if tags and word not in (-1, last_word) and tags[word] != "O":
             line.append(f"/{tags[word]}", "green")
@@ -62,11 +62,13 @@ def _tokens(explanation: Explanation, story: ExplainedPass, step: LayerStep, sty
 
 def _exit(step: LayerStep) -> RenderableType:
     """Return the answer of the exit after a layer and why rows left there or stayed."""
-    if step.answer is None:
-        return Text(step.why or "no off-ramp here", "dim")
-    lines: list[RenderableType] = [Text(line, "" if step.asked else "dim") for line in _answer_lines(step.answer)]
-    if step.why or not step.asked:
-        lines.append(Text(step.why or "not evaluated", "italic dim"))
+    if step.prediction is None:
+        return Text(step.reason or "no off-ramp here", "dim")
+    lines: list[RenderableType] = [
+        Text(line, "" if step.evaluated else "dim") for line in _answer_lines(step.prediction)
+    ]
+    if step.reason or not step.evaluated:
+        lines.append(Text(step.reason or "not evaluated", "italic dim"))
     return Group(*lines)
 
 
@@ -89,14 +91,24 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _outcome(explanation: Explanation, story: ExplainedPass) -> str:
+def _outcome(explanation: Explanation, explained: ExplainedPass) -> str:
     """Return the answer, the exit layer and the cost in one line."""
-    layer = f"{story.exit_layer:g}" if story.exit_layer == int(story.exit_layer) else f"{story.exit_layer:.2f} (mean)"
-    left = sum(state == GONE for state in story.steps[-1].tokens)
-    gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and story.pieces is None else ""
-    spent = f"{story.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
-    answer = _answer_lines(story.answer)[0] if "label" not in story.answer else str(story.answer["label"])
-    if "tags" in story.answer:
-        pairs = zip(explanation.texts["tokens"], story.answer["tags"], strict=False)  # words beyond the model have none
+    layer = (
+        f"{explained.exit_layer:g}"
+        if explained.exit_layer == int(explained.exit_layer)
+        else f"{explained.exit_layer:.2f} (mean)"
+    )
+    left = sum(state == GONE for state in explained.steps[-1].token_states)
+    gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and explained.pieces is None else ""
+    spent = f"{explained.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
+    answer = (
+        _answer_lines(explained.prediction)[0]
+        if "label" not in explained.prediction
+        else str(explained.prediction["label"])
+    )
+    if "tags" in explained.prediction:
+        pairs = zip(
+            explanation.inputs["tokens"], explained.prediction["tags"], strict=False
+        )  # words beyond the model have none
         answer = " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in pairs)
     return f"{answer.strip()}: left after layer {layer} of {explanation.depth}{gone}; {spent}"

@@ -28,8 +28,8 @@ function choices() {
     button.addEventListener("click", () => { chosenSet = name; draw(); });
     return button;
   }));
-  const here = [...new Set([...entries(true), ...timed(data.benches, true), ...timed(data.lengths, true)].map((e) => e.name))].sort();
-  find("legend").replaceChildren(...here.map((name) => {
+  const shown = [...new Set([...entries(true), ...timed(data.benches, true), ...timed(data.lengths, true)].map((e) => e.name))].sort();
+  find("legend").replaceChildren(...shown.map((name) => {
     const dot = make("i"); dot.style.background = colour(name);
     const button = pressed(make("button", {}, dot, name), !hidden.has(name));
     button.addEventListener("click", () => { hidden.has(name) ? hidden.delete(name) : hidden.add(name); draw(); });
@@ -40,7 +40,7 @@ function choices() {
 const entries = (all) => data.entries.filter((e) => e.set === chosenSet && (all || !hidden.has(e.name)));
 const timed = (rows, all) => rows.filter((r) => r.data === dataOf[chosenSet] && (all || !hidden.has(r.name)));
 const grouped = (rows, key) => Object.values(Object.groupBy ? Object.groupBy(rows, key)
-  : rows.reduce((made, row) => { (made[key(row)] ||= []).push(row); return made; }, {}));
+  : rows.reduce((groups, row) => { (groups[key(row)] ||= []).push(row); return groups; }, {}));
 const none = (text) => make("p", { class: "soft" }, text);
 
 function ticks(low, high, about) {
@@ -51,10 +51,10 @@ function ticks(low, high, about) {
   return all;
 }
 
-function chart(place, spots, lines, labels) {
+function chart(element, points, lines, labels) {
   const W = 720, H = 380, L = 56, B = 46, T = 12, R = 14;
-  if (!spots.length) { place.replaceChildren(make("p", { class: "soft" }, "nothing to draw")); return; }
-  const xs = spots.map((s) => s.x), ys = spots.map((s) => s.y);
+  if (!points.length) { element.replaceChildren(make("p", { class: "soft" }, "nothing to draw")); return; }
+  const xs = points.map((s) => s.x), ys = points.map((s) => s.y);
   const x0 = Math.min(0, ...xs), x1 = Math.max(labels.right || 0, ...xs) * 1.02;
   const best = Math.max(...ys), span = Math.max(best - Math.min(...ys), labels.least || 1);
   const y1 = best + 0.06 * span;
@@ -69,37 +69,37 @@ function chart(place, spots, lines, labels) {
   svg.append(make("text", { x: (W + L) / 2, y: H - 8, "text-anchor": "middle" }, labels.x),
     make("text", { x: L + 6, y: T + 10 }, labels.y));
   for (const line of lines) svg.append(make("polyline", { fill: "none", stroke: line.colour, "stroke-opacity": 0.45,
-    points: line.spots.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
+    points: line.points.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
   let top = -Infinity;
-  const front = [...spots].sort((a, b) => a.x - b.x || b.y - a.y).filter((s) => s.y > top && ((top = s.y), true));
+  const front = [...points].sort((a, b) => a.x - b.x || b.y - a.y).filter((s) => s.y > top && ((top = s.y), true));
   if (!labels.zero) svg.append(make("path", { class: "front", d: front.filter((s) => s.y >= y0).map((s, i) => (i ? `H${X(s.x)}V` : `M${X(s.x)} `) + Y(s.y)).join("") }));
-  for (const spot of spots.filter((s) => s.marked && s.y >= y0)) {
-    const mark = make("g", { class: "mark", tabindex: 0, role: "img", "aria-label": spot.text },
-      make("circle", { cx: X(spot.x), cy: Y(spot.y), r: spot.big ? 6 : 4, fill: spot.colour }));
+  for (const point of points.filter((s) => s.marked && s.y >= y0)) {
+    const mark = make("g", { class: "mark", tabindex: 0, role: "img", "aria-label": point.text },
+      make("circle", { cx: X(point.x), cy: Y(point.y), r: point.big ? 6 : 4, fill: point.colour }));
     for (const [on, off] of [["mouseenter", "mouseleave"], ["focus", "blur"]]) {
-      mark.addEventListener(on, () => tip(spot.text)); mark.addEventListener(off, () => tip(""));
+      mark.addEventListener(on, () => tip(point.text)); mark.addEventListener(off, () => tip(""));
     }
     svg.append(mark);
   }
-  place.replaceChildren(svg);
+  element.replaceChildren(svg);
 }
 
 function curves() {
-  const spots = [], lines = [];
+  const points = [], lines = [];
   for (const e of entries()) {
     const about = `${e.name}, ${e.model}, seed ${e.seed}`;
-    const place = (s, marked, said) => ({ x: s.share, y: s.score, colour: colour(e.name), marked, big: said !== "",
-      text: `${about}${said}: ${e.metric} ${s.score.toFixed(2)} at ${s.share.toFixed(3)} of the full MACs` });
-    const all = e.curve.map((s) => place(s, e.curve.length < 4, ""));
-    lines.push({ colour: colour(e.name), spots: all });
-    spots.push(...all, place(e.full, true, ", full depth"),
-      ...Object.entries(e.chosen).map(([loss, s]) => place(s, true, `, chosen for ≤ ${100 * loss} lost`)));
+    const point = (s, marked, label) => ({ x: s.share, y: s.score, colour: colour(e.name), marked, big: label !== "",
+      text: `${about}${label}: ${e.metric} ${s.score.toFixed(2)} at ${s.share.toFixed(3)} of the full MACs` });
+    const all = e.curve.map((s) => point(s, e.curve.length < 4, ""));
+    lines.push({ colour: colour(e.name), points: all });
+    points.push(...all, point(e.full, true, ", full depth"),
+      ...Object.entries(e.chosen).map(([loss, s]) => point(s, true, `, chosen for a loss of ≤ ${100 * loss}`)));
   }
   const metric = (entries(true)[0] || { metric: "" }).metric;
-  chart(find("curves"), spots, lines, { x: "share of the full model's multiply-accumulates", y: metric, title: "metric against compute", right: 1 });
+  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates", y: metric, title: "metric against compute", right: 1 });
 }
 
-const pace = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
+const label = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
   + `, batch ${b.batch}${b.order ? `, rows ${b.order}` : ""}`;
 
 function times() {
@@ -110,33 +110,33 @@ function times() {
     button.addEventListener("click", () => { chosenBatch = size; times(); });
     return button;
   }));
-  const place = (b) => ({ x: b.ms, y: b.score, colour: colour(b.name), marked: true, big: !b.peer,
-    text: `${pace(b)}: ${b.metric} ${b.score.toFixed(2)} at ${b.ms.toFixed(3)} ms a row (${b.file})` });
+  const point = (b) => ({ x: b.ms, y: b.score, colour: colour(b.name), marked: true, big: !b.peer,
+    text: `${label(b)}: ${b.metric} ${b.score.toFixed(2)} at ${b.ms.toFixed(3)} ms a row (${b.file})` });
   const rows = timed(data.benches).filter((b) => b.score !== null && b.batch === chosenBatch);
   const lines = grouped(rows.filter((b) => !b.peer), (b) => [b.file, b.name, b.engine, b.precision, b.order].join()).map((own) => ({
-    colour: colour(own[0].name), spots: own.map(place).sort((a, b) => a.x - b.x) }));
-  if (rows.length) chart(find("times"), rows.map(place), lines, { x: "measured milliseconds a row", y: rows[0].metric, title: "metric against time" });
+    colour: colour(own[0].name), points: own.map(point).sort((a, b) => a.x - b.x) }));
+  if (rows.length) chart(find("times"), rows.map(point), lines, { x: "measured milliseconds a row", y: rows[0].metric, title: "metric against time" });
   else find("times").replaceChildren(none(all.length ? "nothing chosen" : "no bench file for this data set"));
 }
 
-function against(place, rows, key, place_of, labels) {
-  if (!rows.length) { find(place).replaceChildren(none(labels.missing)); return; }
-  const lines = grouped(rows, key).map((own) => ({ colour: colour(own[0].name), spots: own.map(place_of).sort((a, b) => a.x - b.x) }));
-  const whole = lines.filter((line) => new Set(line.spots.map((s) => s.x)).size > 1);
-  if (!whole.length) { find(place).replaceChildren(none(labels.missing)); return; }
-  const spots = whole.flatMap((line) => line.spots), xs = [...new Set(spots.map((s) => s.x))].sort((a, b) => a - b);
-  chart(find(place), spots, whole, { ...labels, zero: true, ticks: xs.filter((x, i) => !i || x - xs[i - 1] > 0.3), tick: (x) => String(Math.round(2 ** x)) });
+function against(id, rows, key, pointOf, labels) {
+  if (!rows.length) { find(id).replaceChildren(none(labels.missing)); return; }
+  const lines = grouped(rows, key).map((own) => ({ colour: colour(own[0].name), points: own.map(pointOf).sort((a, b) => a.x - b.x) }));
+  const drawn = lines.filter((line) => new Set(line.points.map((s) => s.x)).size > 1);
+  if (!drawn.length) { find(id).replaceChildren(none(labels.missing)); return; }
+  const points = drawn.flatMap((line) => line.points), xs = [...new Set(points.map((s) => s.x))].sort((a, b) => a - b);
+  chart(find(id), points, drawn, { ...labels, zero: true, ticks: xs.filter((x, i) => !i || x - xs[i - 1] > 0.3), tick: (x) => String(Math.round(2 ** x)) });
 }
 
 function speeds() {
   against("bybatch", timed(data.benches), (b) => [b.file, b.name, b.engine, b.precision, b.budget, b.order].join(),
     (b) => ({ x: Math.log2(b.batch), y: b.rate, colour: colour(b.name), marked: true, big: !b.peer,
-      text: `${pace(b)}: ${b.rate.toFixed(0)} rows a second (${b.file})` }),
+      text: `${label(b)}: ${b.rate.toFixed(0)} rows a second (${b.file})` }),
     { x: "rows in a batch", y: "rows a second", title: "speed against batch size", missing: "no bench of several batch sizes for this data set" });
-  const both = timed(data.lengths).flatMap((l) => [{ ...l, budget: "full", at: l.ms_full }, { ...l, budget: "as asked", at: l.ms }]);
+  const both = timed(data.lengths).flatMap((l) => [{ ...l, budget: "full", at: l.ms_full }, { ...l, budget: "as chosen", at: l.ms }]);
   against("bylength", both, (l) => [l.file, l.budget].join(),
     (l) => ({ x: Math.log2(l.mean_tokens), y: l.at, colour: colour(l.name), marked: true, big: l.budget !== "full",
-      text: `${pace(l)}: ${l.at.toFixed(3)} ms a row of ${l.mean_tokens.toFixed(0)} tokens (${l.file})` }),
+      text: `${label(l)}: ${l.at.toFixed(3)} ms a row of ${l.mean_tokens.toFixed(0)} tokens (${l.file})` }),
     { x: "tokens of a row", y: "milliseconds a row", title: "time against length", missing: "no file of benchmarks/speed_by_length.py for this data set" });
 }
 
@@ -186,7 +186,7 @@ function strips() {
 function speed() {
   const rows = timed(data.benches);
   if (!rows.length) { find("speed").replaceChildren(none("no bench file for this data set")); return; }
-  const head = ["name", "engine", "precision", "model", "batch", "rows come", "budget", "rows a second", "ms a row", "share of MACs", "realised ÷ promised", "file"];
+  const head = ["name", "engine", "precision", "model", "batch", "row order", "budget", "rows a second", "ms a row", "share of MACs", "realised ÷ promised", "file"];
   const body = rows.map((b) => [b.name, b.engine, b.precision, b.model, b.batch, b.order ?? "–", b.budget ?? "–", b.rate.toFixed(1), b.ms.toFixed(3),
     b.share == null ? "–" : b.share.toFixed(3), b.realised == null ? "–" : b.realised.toFixed(2), b.file]);
   find("speed").replaceChildren(make("div", { class: "scroll" }, make("table", {},
@@ -197,9 +197,9 @@ function speed() {
 function sources() {
   const head = make("tr", {}, ...["file", "method", "seed", "command"].map((t) => make("th", {}, t)));
   const trained = entries(true).flatMap((e) => e.files.map((file) => [file, e.name, String(e.seed), e.command]));
-  const clocked = new Map([...timed(data.benches, true), ...timed(data.lengths, true)].filter((r) => !r.peer).map((r) => [r.file, [r.file, r.name, String(r.seed ?? "–"), r.command]]));
+  const measured = new Map([...timed(data.benches, true), ...timed(data.lengths, true)].filter((r) => !r.peer).map((r) => [r.file, [r.file, r.name, String(r.seed ?? "–"), r.command]]));
   find("sources").replaceChildren(make("thead", {}, head), make("tbody", {},
-    ...[...trained, ...clocked.values()].map((cells) => make("tr", {}, ...cells.map((t) => make("td", {}, t))))));
+    ...[...trained, ...measured.values()].map((cells) => make("tr", {}, ...cells.map((t) => make("td", {}, t))))));
 }
 
 function draw() { find("heading").textContent = chosenSet || "no results"; tip(""); choices(); curves(); table(); strips(); times(); speeds(); speed(); sources(); }
