@@ -272,7 +272,7 @@ def word_depths(predictor: Predictor, texts: Sequence[str], settings: Any, rows:
     """Return the depths of a text's words, and of all words: those of `rows`, or else of the training rows."""
     table = _depth_table(predictor)
     cap = min(int(settings.cap) or table.layers, table.layers)
-    planned, _ = table.at(table.penalty if settings.penalty < 0 else settings.penalty)
+    planned, _ = table.depths_for(table.penalty if settings.penalty < 0 else settings.penalty)
     planned = planned.clamp(max=cap).cpu()
     different, running = (_histogram(planned, weights, table.layers) for weights in (None, table.counts.cpu()))
     if rows:
