@@ -119,7 +119,7 @@ def predict_files(setup: GrowthSetup, sources: Sequence[str], output: str) -> li
     return taken
 
 
-def measure_startup(setup: GrowthSetup, rows: Sequence[Row]) -> dict[str, Any]:
+def measure_first_prediction(setup: GrowthSetup, rows: Sequence[Row]) -> dict[str, Any]:
     """Return seconds from load to first prediction in fresh processes; the first may have to compile."""
     times = [
         run_fresh(first_prediction, setup, rows[0], library=setup.variant.engine).result
@@ -167,7 +167,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         variant = EngineVariant(engine, options.precision)
         setup = GrowthSetup(bench_model, variant, options.budget, options.batch_size, options.rounds)
         numbers = (
-            measure_startup(setup, rows) if options.part == "startup" else measure_growth(setup, rows, options.sizes)
+            measure_first_prediction(setup, rows)
+            if options.part == "startup"
+            else measure_growth(setup, rows, options.sizes)
         )
         found.append({"engine": engine, "precision": options.precision, **numbers})
     return {

@@ -86,7 +86,7 @@ class NoOpEngine(Engine):
         return torch.zeros(packed.total)
 
 
-class EntropyPolicy(Policy):
+class EvaluateExitsPolicy(Policy):
     """Evaluates every exit head; no row exits."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class AfterAttentionPolicy(Policy):
 
 
 class NeverExitInHalvesPolicy(NeverExitPolicy, AfterAttentionPolicy):
-    """Is consulted after the attention and after the whole of every layer."""
+    """Is consulted after the attention and after the end of every layer."""
 
 
 def fastest(job: Callable[[], object], repetitions: int) -> float:
@@ -171,7 +171,7 @@ def run_overhead(model: Predictor, rows: Sequence[Mapping[str, Any]], rounds: in
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the loop alone, or in the shape of a run."""
     if options.run is None:
-        policies = {"every exit asked": EntropyPolicy(), "between the halves": AfterAttentionPolicy()}
+        policies = {"every exit evaluated": EvaluateExitsPolicy(), "between the halves": AfterAttentionPolicy()}
         what = f"microseconds a layer around the engine at batch 1, {DEPTH} layers, best of {options.repetitions} runs"
         times = {name: round(layer_overhead(one, options.repetitions), 1) for name, one in policies.items()}
         return {"what": what, "microseconds_a_layer": times}

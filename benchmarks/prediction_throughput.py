@@ -2,8 +2,8 @@
 
     python benchmarks/prediction_throughput.py --run RUN --data FILE --out results/agnews/bench/prediction.json
 
-Batches are taken in file order (no sorting by length for anybody), texts are tokenised beforehand for both, rounds are
-interleaved, and the medians are compared. Timings count only on an idle machine.
+Batches are taken in file order for both, without sorting by length; texts are tokenised beforehand; rounds are
+interleaved, and the medians are compared. Timings are meaningful only on an idle machine.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from offramp.utils.files import write_json
 
 
 def padded_batches(encoded: list[Any], size: int, fill: int) -> list[dict[str, torch.Tensor]]:
-    """The same rows as Hugging Face takes them."""
-    made = []
+    """Return the rows as padded batches for Hugging Face."""
+    batches = []
     for start in range(0, len(encoded), size):
         rows = [e.ids for e in encoded[start : start + size]]
-        wide = max(map(len, rows))
-        ids = torch.tensor([row + [fill] * (wide - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (wide - len(row)) for row in rows])
-        made.append({"input_ids": ids, "attention_mask": mask})
-    return made
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches
 
 
 def timed(job: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     started = time.perf_counter()
     job()
     return time.perf_counter() - started
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
+    """Measure both, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--data", required=True)
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plain = auto.from_pretrained(args.run, attn_implementation="sdpa", dtype=torch.float32).eval()
     padded = padded_batches(encoded, args.batch_size, plain.config.pad_token_id)
 
-    def theirs() -> list[torch.Tensor]:
+    def hugging_face() -> list[torch.Tensor]:
         with torch.inference_mode():
             return [plain(**batch).logits for batch in padded]
 
-    def ours() -> list[torch.Tensor]:
+    def packed_engine() -> list[torch.Tensor]:
         parts = []
         for start in range(0, len(encoded), args.batch_size):
             packed = pack_rows(predictor.task, encoded[start : start + args.batch_size])
@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parts.append(torch.from_numpy(np.stack(outcome.logits)))
         return parts
 
-    difference = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs(), strict=True))
+    difference = max(float((a - b).abs().max()) for a, b in zip(packed_engine(), hugging_face(), strict=True))
     seconds: dict[str, list[float]] = {"offramp": [], "hf_sdpa_padded": []}
     for _ in range(args.rounds):
-        seconds["offramp"].append(timed(ours))
-        seconds["hf_sdpa_padded"].append(timed(theirs))
+        seconds["offramp"].append(timed(packed_engine))
+        seconds["hf_sdpa_padded"].append(timed(hugging_face))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     tokens = sum(len(e.ids) for e in encoded)
     cells = sum(batch["input_ids"].numel() for batch in padded)

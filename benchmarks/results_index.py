@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def index(results: Path) -> str:
-    """Return the whole page: a section per data set, result cells first, other files after them."""
+    """Return the page: a section per data set, result cells first, other files after them."""
     parts = [INTRO]
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         cells, others = [], []

@@ -2,8 +2,9 @@
 
     python benchmarks/training_throughput.py --model MODEL --train FILE --out results/sst2/bench/training.json
 
-The same model, rows, batch size, AdamW, clipping, dropout and precision for both; whole epochs, data preparation per
-batch included, evaluation and saving excluded; rounds are interleaved and medians compared. Idle machine only.
+The same model, rows, batch size, AdamW, clipping, dropout and precision for both; complete epochs with the data preparation of each
+batch, without evaluation and saving; rounds are interleaved and medians compared. Timings are meaningful only on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import write_json
 
 
-class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
-    """Seconds between the first and the last step."""
+class StepClock(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+    """Measures the seconds between the first and the last step."""
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.started = time.perf_counter()
@@ -41,9 +42,9 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # transformers
         self.seconds = time.perf_counter() - self.started
 
 
-def hugging_face(source: str, task: Any, data: Data, precision: str, size: int) -> float:
-    """Seconds of one epoch under the Hugging Face Trainer, padding each batch to its longest row."""
-    model, tokenizer, clock = load_backbone(source, task), load_tokenizer(source), Clock()
+def hugging_face_epoch(source: str, task: Any, data: Data, precision: str, size: int) -> float:
+    """Return the seconds of one epoch with the Hugging Face Trainer, each batch padded to its longest row."""
+    model, tokenizer, clock = load_backbone(source, task), load_tokenizer(source), StepClock()
     rows = [
         {"input_ids": e.ids, "token_type_ids": e.types, "attention_mask": [1] * len(e.ids), "labels": target}
         for e in data.encoded
@@ -75,8 +76,8 @@ def hugging_face(source: str, task: Any, data: Data, precision: str, size: int) 
     return clock.seconds
 
 
-def packed(source: str, task: Any, data: Data, precision: str, size: int) -> float:
-    """Seconds of one epoch under Offramp's trainer."""
+def offramp_epoch(source: str, task: Any, data: Data, precision: str, size: int) -> float:
+    """Return the seconds of one epoch with Offramp's trainer."""
     method = methods.get("full")
     net = build_network(load_backbone(source, task), task, method, method.options())
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +88,7 @@ def packed(source: str, task: Any, data: Data, precision: str, size: int) -> flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
+    """Measure both, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--train", required=True)
@@ -105,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for precision in args.precisions.split(","):
         seconds: dict[str, list[float]] = {"offramp": [], "hf_trainer": []}
         for _ in range(args.rounds):
-            seconds["offramp"].append(packed(args.model, task, data, precision, args.batch_size))
-            seconds["hf_trainer"].append(hugging_face(args.model, task, data, precision, args.batch_size))
+            seconds["offramp"].append(offramp_epoch(args.model, task, data, precision, args.batch_size))
+            seconds["hf_trainer"].append(hugging_face_epoch(args.model, task, data, precision, args.batch_size))
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         measured[precision] = {
             "rows_per_second": {name: round(len(rows) / s, 1) for name, s in medians.items()},

@@ -343,7 +343,7 @@ def measure_agreement(study: RationaleStudy, train: Train) -> dict[str, Any]:
     dev = encode_marked(full, rows["dev"])
     found = agreement(full, adapler, dev, study.scale)
     result = {**_header(study, rows, len(dev)), "scale": study.scale, "techniques": found}
-    draw(found, study.path("agreement.png"))
+    draw_agreement(found, study.path("agreement.png"))
     write_json(path, result)
     return result
 
@@ -420,7 +420,7 @@ def _header(study: RationaleStudy, rows: dict[str, list[Row]], used: int) -> dic
 # --- pictures and tables ---------------------------------------------------------------------------------------------
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw_agreement(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     """Draw both metrics over the layers, one line per measure."""
     figure = Figure(figsize=(7.2, 5.6), dpi=150, layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)

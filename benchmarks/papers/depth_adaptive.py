@@ -216,7 +216,7 @@ def exits_over_words(predictor: Predictor, texts: Sequence[str], settings: Any) 
     return "\n".join(lines)
 
 
-def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+def draw_trade_off(curves: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Draw BLEU against average exit, one line per run."""
     figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -333,7 +333,7 @@ def run_part(options: argparse.Namespace) -> None:
     if options.json:
         write_json(Path(options.json), found)
     if options.png and options.part == "tradeoff":
-        draw(found["runs"], Path(options.png))
+        draw_trade_off(found["runs"], Path(options.png))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -140,7 +140,7 @@ def rows_per_second(
     return {key: len(rows) / taken for key, taken in seconds.items()}
 
 
-def table_lines(
+def average_lines(
     cells: Mapping[LineKey, dict[str, Any]], speeds: Mapping[str, Mapping[LineKey, float]], metric: str
 ) -> list[dict[str, Any]]:
     """Join runs of the same name to one line."""
@@ -237,7 +237,7 @@ def measure_table(options: argparse.Namespace) -> dict[str, Any]:
         "timed_rows": len(timed),
         "setting": options.setting,
         "whole_stack": {size: round(own[FULL], 3) for size, own in speeds.items()},
-        "lines": table_lines(cells, speeds, metric),
+        "lines": average_lines(cells, speeds, metric),
         "hardware": hardware(),
         "command": command_line(PROGRAM),
         "version": __version__,
@@ -339,7 +339,7 @@ def histogram_lines(histogram: DepthHistogram) -> list[str]:
     return [*lines, f"mean depth of running words: {histogram.mean:.2f} of {histogram.layers} layers"]
 
 
-def draw(histogram: DepthHistogram, title: str, path: Path) -> None:
+def draw_word_depths(histogram: DepthHistogram, title: str, path: Path) -> None:
     """Write the picture as a PNG: the histogram, and below it the sentence if there is one."""
     rows = 2 if histogram.words else 1
     figure = Figure(figsize=(max(7.2, 2.0 + 0.3 * len(histogram.words)), 3.2 * rows), dpi=150, layout="constrained")
@@ -406,7 +406,7 @@ def run_words(options: argparse.Namespace) -> None:
     print("\n".join(histogram_lines(histogram)))
     name = Path(options.run).name
     if options.png:
-        draw(histogram, f"word depths of {name} ({method.name})", Path(options.png))
+        draw_word_depths(histogram, f"word depths of {name} ({method.name})", Path(options.png))
     if options.json:
         write_json(Path(options.json), {"run": name, "settings": given, **histogram.to_json()})
 

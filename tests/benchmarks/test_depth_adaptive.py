@@ -21,7 +21,7 @@ def test_exits_trade_off_and_oracles(translation_run: Path, tmp_path: Path) -> N
     points = depth_adaptive.trade_off(model, data)
     assert points[-1]["average_exit"] == 3.0 and points[-1]["mac_share"] == 1.0
     assert all(1.0 <= point["average_exit"] <= 3.0 and 0 < point["mac_share"] <= 1.1 for point in points)
-    depth_adaptive.draw({"geometric": points}, tmp_path / "curve.png")
+    depth_adaptive.draw_trade_off({"geometric": points}, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     found = depth_adaptive.oracle_depths(model, data, (0.0, 0.3, 5.0), (0.0, 2.0))
     words = [one["exit"] for one in found if (one["oracle"], one["of"], one["sigma"]) == ("likelihood", "words", 0.0)]

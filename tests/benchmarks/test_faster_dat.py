@@ -91,13 +91,13 @@ def test_line_is_named_by_its_method_if_nothing_differs(measure: Measure) -> Non
     assert line["name"] == "alberta" and line["seeds"] == [1, 2] and line["mean_exit_layer"] == 2.0
 
 
-def test_table_lines_average_runs_of_one_name() -> None:
+def test_average_lines_joins_runs_of_one_name() -> None:
     compute = {"macs": {"share_of_full": 0.5}, "mean_exit_layer": 2.0, "mean_tokens_kept": 8.0}
     cells = [{"seed": seed, "metrics": {"f1": score}, **compute} for seed, score in ((1, 0.5), (2, 0.7))]
     cells[0]["tokens_by_layer"], cells[1]["tokens_by_layer"] = [1.0, 0.5], [1.0, 1.0]
     names = [("a", 0), ("a", 1)]
     speeds = {"8": {faster_dat.FULL: 10.0, names[0]: 20.0, names[1]: 40.0}}
-    (line,) = faster_dat.table_lines(dict(zip(names, cells, strict=True)), speeds, "f1")
+    (line,) = faster_dat.average_lines(dict(zip(names, cells, strict=True)), speeds, "f1")
     assert (line["name"], line["score"], line["spread"]) == ("a", 0.6, 0.141421)
     assert line["mean_token_depth"] == 1.75 and line["mac_share"] == 0.5
     assert line["rows_per_second"] == {"8": 30.0} and line["speed_up"] == {"8": 3.0}
@@ -135,7 +135,7 @@ def test_histogram_lines_show_words_shares_and_the_mean() -> None:
 @pytest.mark.parametrize(("words", "size"), [(3, (960, 1080, 4)), (0, (480, 1080, 4))])
 def test_draw_word_depths_with_or_without_a_sentence(tmp_path: Path, words: int, size: tuple[int, ...]) -> None:
     histogram = DepthHistogram(3, HISTOGRAM.words[:words], HISTOGRAM.depths[:words], [1, 1, 8], [10, 4, 6])
-    faster_dat.draw(histogram, "a title", tmp_path / "d.png")
+    faster_dat.draw_word_depths(histogram, "a title", tmp_path / "d.png")
     assert imread(tmp_path / "d.png").shape == size
 
 

@@ -23,12 +23,12 @@ INTRO = """# Results
 
 Written by `offramp report DIR --markdown FILE` from the JSON files in that folder; do not edit.
 
-All scores are on rows that neither training nor calibration saw. “chosen ≤ x”: the cheapest point that loses at most x
-points on calibration rows, and what it came to on the report rows, with its share of the full model's
-multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest place on the report rows' own curve,
-which is hindsight. “≤ x below full”: the same against plain fine-tuning of the same model, which is what static
-baselines and methods that change the model must be held against. ± is the standard deviation over seeds. “penalty=a or
-b”: runs trained once for each cost, as one curve, its points chosen among all of them.
+All scores are on rows that were used neither in training nor in calibration. “chosen ≤ x”: the cheapest point that
+loses at most x points on calibration rows; its score on the report rows, and its share of the full model's
+multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest point on the curve of the report rows
+themselves, a choice in hindsight. “≤ x below full”: the same relative to plain fine-tuning of the same model, which is
+the right comparison for static baselines and for methods that change the model. ± is the standard deviation over
+seeds. “penalty=a or b”: runs trained once for each cost, as one curve, its points chosen among all of them.
 """
 
 
@@ -68,8 +68,8 @@ def _entry(one: ModelResult) -> dict[str, Any]:
         "seed": one.seed,
         "metric": one.metric,
         "full": scaled(one.full),
-        "chosen": {loss: scaled(place) for loss, place in one.chosen.items()},
-        "curve": [scaled(place) for place in one.curve],
+        "chosen": {loss: scaled(point) for loss, point in one.chosen.items()},
+        "curve": [scaled(point) for point in one.curve],
         "exits": cell.get("exit_histogram"),
         "kept": cell.get("tokens_by_layer"),
         "files": list(one.files),
@@ -97,9 +97,9 @@ def _figure(title: str, own: Sequence[ModelResult]) -> Figure:
     height = max(4.6, 0.5 + 0.14 * len("\n".join(names).split("\n")))
     figure = Figure(figsize=(9.0, height), dpi=150, layout="constrained")
     axes, unit = figure.add_subplot(), metric_scale(own[0].metric)
-    best = max(spot.score for one in own for spot in one.curve)
+    best = max(point.score for one in own for point in one.curve)
     for one in sorted(own, key=lambda e: (_name(e, usual), e.seed or 0)):
-        kept = [spot for spot in one.curve if spot.score >= best * (1 - SHOWN_BELOW_BEST)]
+        kept = [point for point in one.curve if point.score >= best * (1 - SHOWN_BELOW_BEST)]
         if not kept:
             continue
         name, single = _name(one, usual), len(kept) == 1
