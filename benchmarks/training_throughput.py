@@ -2,9 +2,9 @@
 
     python benchmarks/training_throughput.py --model MODEL --train FILE --out results/sst2/bench/training.json
 
-The same model, rows, batch size, AdamW, clipping, dropout and precision for both; complete epochs with the data preparation of each
-batch, without evaluation and saving; rounds are interleaved and medians compared. Timings are meaningful only on an
-idle machine.
+The same model, rows, batch size, AdamW, clipping, dropout and precision for both; complete epochs with the data
+preparation of each batch, without evaluation and saving; rounds are interleaved and medians compared. Timings are
+meaningful only on an idle machine.
 """
 
 from __future__ import annotations
