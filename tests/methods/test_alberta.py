@@ -1,4 +1,4 @@
-"""Planned depth at run time: RevPC by hand, one look a row, rows that end where the plan says, and what is refused."""
+"""ALBERTa at run time: RevPC by hand, planned depths, replay, and refusals."""
 
 from __future__ import annotations
 
@@ -12,43 +12,33 @@ from offramp import engines, methods
 from offramp.calibration.calibrate import CalibrationContext, find_operating_points
 from offramp.calibration.replay import replay
 from offramp.core.loop import Result, run
-from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.batching import run_encoded
-from offramp.inference.run_folder import build_network
 from offramp.methods.alberta import ALBERTaOptions, ALBERTaPolicy, ALBERTaSettings, StructurePredictor, executed, revpc
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
-from offramp.tasks import get
 from offramp.training.forward import forward_all_layers
 from tests import factories
 
 LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
-ROWS = [
-    {"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
-    for i, n in enumerate(LENGTHS)
-]
 
 
-def made(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
-    """A model of five layers whose predictor wants other depths for other rows, unless it is given a `start`."""
-    spec = get(task).from_rows(ROWS, "rows")
-    method = methods.get("alberta")
-    torch.manual_seed(1)
-    hf = factories.hf_model(backbone, spec.auto_class, num_labels=spec.outputs, num_hidden_layers=5)
-    net = build_network(hf, spec, method, ALBERTaOptions(**{"start": 0.0, **options}))
-    net.eval()
-    ids = factories.token_ids(LENGTHS)
-    data = Data(ROWS, [Encoded(row, [0] * len(row), i, list(range(len(row))), [], 0) for i, row in enumerate(ids)])
+def network_and_rows(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
+    """Return a network of five layers whose predictor plans different depths, unless `start` is given, and its rows."""
+    config = {"num_hidden_layers": 5}
+    net = factories.network(
+        "alberta", task, backbone, lengths=LENGTHS, seed=None, config=config, **{"start": 0.0, **options}
+    )
+    data = factories.data(LENGTHS)
     if "start" not in options:
         _spread(net, data)
     return net, data
 
 
 def _spread(net: Network, data: Data) -> None:
-    """The predictor's logits centred over these rows, and widened."""
+    """Centre the predictor's logits over these rows, and widen them."""
     unit, seen = predictor(net), []
-    unit.last.register_forward_hook(lambda module, given, out: seen.append(out))
+    unit.last.register_forward_hook(lambda module, inputs, output: seen.append(output))
     with torch.no_grad():
         unit.last.weight.mul_(60)
         net.exit_unit(
@@ -64,7 +54,7 @@ def predictor(net: Network) -> StructurePredictor:
     return unit
 
 
-def answer(net: Network, data: Data, settings: ALBERTaSettings, rows: slice = slice(None)) -> Result:
+def run_rows(net: Network, data: Data, settings: ALBERTaSettings, rows: slice = slice(None)) -> Result:
     with torch.no_grad():
         packed = pack_rows(net.task, data.encoded[rows])
         return run(engines.make("torch", net.encoder), net, ALBERTaPolicy(net, settings), packed)
@@ -72,13 +62,13 @@ def answer(net: Network, data: Data, settings: ALBERTaSettings, rows: slice = sl
 
 def test_revpc_on_known_vectors() -> None:
     probs = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-    wanted = torch.tensor([[1.0, 0.9, 0.7, 0.4], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-    assert torch.allclose(revpc(probs), wanted)
+    expected = torch.tensor([[1.0, 0.9, 0.7, 0.4], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    assert torch.allclose(revpc(probs), expected)
     drawn = revpc(torch.randn(200, 11).softmax(-1))
     assert (drawn[:, 0] == 1).all() and (drawn.diff(dim=-1) <= 0).all()  # so γ = 1 still runs the first layer
 
 
-def test_the_first_layer_that_is_not_needed_ends_the_stack() -> None:
+def test_executed_stops_at_the_first_layer_below_gamma() -> None:
     needs = torch.tensor([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5]])  # without RevPC needs may rise again
     assert executed(needs, 0.0).all()
     assert executed(needs, 0.3).tolist() == [[False] * 3, [True, False, False]]
@@ -87,46 +77,46 @@ def test_the_first_layer_that_is_not_needed_ends_the_stack() -> None:
 
 @pytest.mark.parametrize("task", ["classification", "tagging"])
 def test_rows_that_end_at_different_depths_equal_rows_alone(task: str) -> None:
-    net, data = made(task)
-    together = answer(net, data, ALBERTaSettings(0.5))
+    net, data = network_and_rows(task)
+    together = run_rows(net, data, ALBERTaSettings(0.5))
     assert len(set(together.exit_layer.tolist())) > 2
     parts = together.logits.split(LENGTHS if net.per_token else 1)
     for row, part in enumerate(parts):
-        alone = answer(net, data, ALBERTaSettings(0.5), slice(row, row + 1))
+        alone = run_rows(net, data, ALBERTaSettings(0.5), slice(row, row + 1))
         assert alone.exit_layer[0] == together.exit_layer[row]
         assert torch.allclose(alone.logits, part, atol=1e-5)
 
 
-def test_one_look_and_one_head_a_row() -> None:
-    net, data = made()
-    log = answer(net, data, ALBERTaSettings(0.5)).trace
-    looks, heads = ([event for event in log if event.kind == what] for what in ("exit_unit", "head"))
-    assert [(look.layer, len(look.rows)) for look in looks] == [(1, len(LENGTHS))]
+def test_each_row_is_planned_once_and_answered_once() -> None:
+    net, data = network_and_rows()
+    trace = run_rows(net, data, ALBERTaSettings(0.5)).trace
+    units, heads = ([event for event in trace if event.kind == kind] for kind in ("exit_unit", "head"))
+    assert [(unit.layer, len(unit.rows)) for unit in units] == [(1, len(LENGTHS))]
     assert sorted(row for head in heads for row in head.rows.tolist()) == list(range(len(LENGTHS)))
 
 
 @pytest.mark.parametrize("backbone", ["bert", "modernbert"])
-def test_with_gates_at_one_it_is_the_plain_model(backbone: str) -> None:
-    net, data = made(backbone=backbone, start=40.0)
+def test_gates_of_one_give_the_plain_model(backbone: str) -> None:
+    net, data = network_and_rows(backbone=backbone, start=40.0)
     with torch.no_grad():
         predictor(net).last.weight.zero_()
-    result = answer(net, data, ALBERTaSettings())
+    result = run_rows(net, data, ALBERTaSettings())
     assert torch.allclose(result.logits, factories.hf_padded(net.hf, [e.ids for e in data.encoded]).logits, atol=1e-5)
     assert result.exit_layer.tolist() == [net.depth] * len(LENGTHS)
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging"])
-def test_a_replay_is_a_real_run(task: str) -> None:
-    net, data = made(task)
+def test_replay_equals_a_real_run(task: str) -> None:
+    net, data = network_and_rows(task)
     subject = CalibrationContext(net, methods.get("alberta"), data)
     recording, exits = subject.record(), set()
     for gamma in (0.0, 0.2, 0.45, 0.7, 1.0):
         policy = ALBERTaPolicy(net, ALBERTaSettings(gamma))
         real = run_encoded(net, engines.make("torch", net.encoder), policy, data.encoded, batch_size=3)
-        promised = replay(net, recording, policy)
-        assert np.array_equal(real.exit_layer, promised.exit_layer)
-        assert np.allclose(real.macs, promised.macs)
-        for a, b in zip(real.logits, promised.logits, strict=True):
+        replayed = replay(net, recording, policy)
+        assert np.array_equal(real.exit_layer, replayed.exit_layer)
+        assert np.allclose(real.macs, replayed.macs)
+        for a, b in zip(real.logits, replayed.logits, strict=True):
             assert np.allclose(a, b, atol=1e-5)
         exits |= set(real.exit_layer)
     assert exits == {2.0, 3.0, 4.0, 5.0}
@@ -140,26 +130,26 @@ def test_gamma_outside_its_range_is_refused(gamma: float) -> None:
         ALBERTaSettings(gamma)
 
 
-def test_what_cannot_be_built_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(OfframpError, match="0 to 3 for this model"):
-        made(prefix=4)
+        network_and_rows(prefix=4)
     with pytest.raises(OfframpError, match="cut=true"):
         ALBERTaOptions(head="meanmax")
     with pytest.raises(OfframpError, match="depth penalty"):
         ALBERTaOptions(penalty=-1.0)
 
 
-def test_without_revpc_the_softmax_itself_gates() -> None:
-    net, data = made(revpc=False)
+def test_without_revpc_the_softmax_gates() -> None:
+    net, data = network_and_rows(revpc=False)
     with torch.no_grad():
         packed = pack_rows(net.task, data.encoded)
         needs = net.exit_unit(1, forward_all_layers(net.encoder, packed).after(1))
     assert torch.allclose(needs.sum(-1), torch.ones(len(LENGTHS)))
-    assert answer(net, data, ALBERTaSettings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
-    assert answer(net, data, ALBERTaSettings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)
+    assert run_rows(net, data, ALBERTaSettings()).exit_layer.tolist() == [net.depth] * len(LENGTHS)
+    assert run_rows(net, data, ALBERTaSettings(1.0)).exit_layer.tolist() == [1] * len(LENGTHS)
 
 
-def test_the_predictor_may_look_at_the_embeddings() -> None:
-    net, data = made(prefix=0)
-    ends = answer(net, data, ALBERTaSettings(0.5)).exit_layer.tolist()
+def test_prefix_of_zero_plans_from_the_embeddings() -> None:
+    net, data = network_and_rows(prefix=0)
+    ends = run_rows(net, data, ALBERTaSettings(0.5)).exit_layer.tolist()
     assert min(ends) >= 1 and len(set(ends)) > 1

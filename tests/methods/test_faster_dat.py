@@ -33,8 +33,8 @@ WORDS = [[-1, 0, 0, 1, -1], [-1, 0, 1, -1], [-1, 0, -1]]
 DEPTHS = {(10, 11): 1, (12,): 2, (20,): 3, (21,): 1, (10,): 1}  # rows end after 2, 3 and 1
 
 
-def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
-    """A network that knows the words of IDS, and those rows."""
+def planned_network(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
+    """Return a network whose table has the words of IDS, and those rows."""
     task = tasks.get("classification").from_rows(ROWS, "rows")
     net = folder.build_network(
         factories.hf_model(backbone), task, methods.get("faster_dat"), FasterDATOptions(**options)
@@ -49,41 +49,41 @@ def planned(backbone: str = "bert", **options: Any) -> tuple[Network, Packed]:
     return net, packed
 
 
-class Watching(TorchEngine):
-    """Remembers what every layer was given."""
+class RecordingEngine(TorchEngine):
+    """Records the inputs of every layer."""
 
-    seen: dict[int, tuple[Tensor, Tensor]]
+    inputs: dict[int, tuple[Tensor, Tensor]]
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
     ) -> tuple[Tensor, AttentionScores | None]:
-        self.seen[layer] = (queries, keys)
+        self.inputs[layer] = (queries, keys)
         return super().attend(layer, queries, keys, where, scores)
 
 
 @torch.no_grad()
-def test_idle_tokens_are_copied_exactly_and_attended_to() -> None:
-    net, packed = planned()
+def test_idle_tokens_are_copied_and_attended_to() -> None:
+    net, packed = planned_network()
     first = packed.keep_rows(torch.tensor([True, False, False]))
-    engine = Watching(net.encoder)
-    object.__setattr__(engine, "seen", {})
-    made = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), first)
-    assert sorted(engine.seen) == [1, 2] and made.exit_layer.tolist() == [2.0]  # nobody is left for layer 3
-    (queries1, keys1), (queries2, keys2) = engine.seen[1], engine.seen[2]
+    engine = RecordingEngine(net.encoder)
+    object.__setattr__(engine, "inputs", {})
+    result = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), first)
+    assert sorted(engine.inputs) == [1, 2] and result.exit_layer.tolist() == [2.0]  # no row reaches layer 3
+    (queries1, keys1), (queries2, keys2) = engine.inputs[1], engine.inputs[2]
     assert len(queries1) == len(keys1) == 5
-    assert len(queries2) == 3 and len(keys2) == 5  # "10 11" idles, and is still seen
+    assert len(queries2) == 3 and len(keys2) == 5  # "10 11" is idle, and still attended to
     layer = net.encoder.layers[0]
     after = layer.feed(layer.attend(keys1, keys1, first.layout, False, None)[0])
     assert torch.allclose(keys2, after, atol=1e-6)
     assert torch.equal(queries2, keys2[[0, 3, 4]])
-    counts = {(e.kind, e.layer): e.tokens.tolist() for e in made.trace if e.kind in ("attend", "feed")}
+    counts = {(e.kind, e.layer): e.tokens.tolist() for e in result.trace if e.kind in ("attend", "feed")}
     assert counts == {("attend", 1): [5], ("feed", 1): [5], ("attend", 2): [3], ("feed", 2): [3]}
-    head = net.added["final_head"]  # the idle states are part of what the head reads, exactly as layer 1 left them
+    head = net.added["final_head"]  # the head also reads the idle states, unchanged since layer 1
     halves = net.encoder.layers[1]
     states = keys2.clone()
-    moved, _ = halves.attend(queries2, keys2, _layout(first, [0, 3, 4]), False, None)
-    states[[0, 3, 4]] = halves.feed(moved)
-    assert torch.allclose(made.logits, head(first.with_states(states)), atol=1e-5)
+    attended, _ = halves.attend(queries2, keys2, _layout(first, [0, 3, 4]), False, None)
+    states[[0, 3, 4]] = halves.feed(attended)
+    assert torch.allclose(result.logits, head(first.with_states(states)), atol=1e-5)
 
 
 def _layout(packed: Packed, live: list[int]) -> Layout:
@@ -93,8 +93,8 @@ def _layout(packed: Packed, live: list[int]) -> Layout:
 
 @torch.no_grad()
 @pytest.mark.parametrize("backbone", ["bert", "modernbert"])
-def test_a_row_ends_with_its_own_deepest_word_whatever_the_batch(backbone: str) -> None:
-    net, packed = planned(backbone)
+def test_row_ends_with_its_own_deepest_word_in_any_batch(backbone: str) -> None:
+    net, packed = planned_network(backbone)
     engine = engines.make("torch", net.encoder)
     together = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
     assert together.exit_layer.tolist() == [2.0, 3.0, 1.0]
@@ -107,23 +107,23 @@ def test_a_row_ends_with_its_own_deepest_word_whatever_the_batch(backbone: str) 
 
 
 @torch.no_grad()
-def test_unlimited_depths_are_the_plain_stack_and_a_cap_ends_it() -> None:
-    net, packed = planned()
+def test_full_depths_are_the_plain_model_and_a_cap_ends_it() -> None:
+    net, packed = planned_network()
     net.added["depths"].fill({**net.added["depths"].state_dict(), "depths": torch.full((5, 1), 3.0)})  # type: ignore[operator]
     engine = engines.make("torch", net.encoder)
-    made = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
+    result = run(engine, net, FasterDATPolicy(net, FasterDATSettings()), packed)
     states = forward_all_layers(net.encoder, packed)
-    assert torch.allclose(made.logits, net(3, states.after(3)), atol=1e-5)
+    assert torch.allclose(result.logits, net(3, states.after(3)), atol=1e-5)
     capped = run(engine, net, FasterDATPolicy(net, FasterDATSettings(cap=2)), packed)
     assert capped.exit_layer.tolist() == [2.0] * 3
     assert torch.allclose(capped.logits, net(2, states.after(2)), atol=1e-5)
 
 
-def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
-    net, packed = planned(layers=2)
+def test_layers_above_the_largest_depth_are_neither_trained_nor_run() -> None:
+    net, packed = planned_network(layers=2)
     with torch.no_grad():
-        made = run(engines.make("torch", net.encoder), net, FasterDATPolicy(net, FasterDATSettings()), packed)
-    assert made.exit_layer.tolist() == [2.0, 2.0, 1.0]
+        result = run(engines.make("torch", net.encoder), net, FasterDATPolicy(net, FasterDATSettings()), packed)
+    assert result.exit_layer.tolist() == [2.0, 2.0, 1.0]
     (stage,) = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
     names = [name for name, _ in stage.trainable()]
     assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
@@ -133,11 +133,11 @@ def test_fewer_layers_are_trained_and_the_rest_never_run() -> None:
     )
 
 
-def test_telling_words_may_go_deep_instead() -> None:
+def test_informative_words_can_go_deep_instead() -> None:
     rows = factories.labelled_rows("classification", 24)
     task = tasks.get("classification").from_rows(rows, "rows")
     data = Data(rows, task.encode(factories.wordpiece_tokenizer(), rows, 64))
-    tables = [depths_by_information(task, data, TableScope(3), 0.1, telling) for telling in (False, True)]
+    tables = [depths_by_information(task, data, TableScope(3), 0.1, deep) for deep in (False, True)]
     assert torch.equal(tables[0]["pieces"], tables[1]["pieces"])
     assert torch.equal(tables[0]["depths"], 4 - tables[1]["depths"])
 
@@ -150,20 +150,20 @@ def test_telling_words_may_go_deep_instead() -> None:
         ({"least": 0.0}, "least=0"),
         ({"least": 1.0}, "least=1"),
         ({"penalty": 2.0}, "penalty"),
-        ({"spacing": 1}, "spacing=1"),  # nothing left to guess from
+        ({"spacing": 1}, "spacing=1"),  # no context is left
         ({"transductive": True}, "estimation=reconstruction"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(OfframpError, match=match):
         FasterDATOptions(**options)
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(OfframpError, match="cap=-1"):
         FasterDATSettings(cap=-1)
     with pytest.raises(OfframpError, match="this model has 3"):
-        planned(layers=4)
-    net, _ = planned()
+        planned_network(layers=4)
+    net, _ = planned_network()
     with pytest.raises(OfframpError, match="use cap"):
         FasterDATPolicy(net, FasterDATSettings(penalty=0.2))

@@ -23,19 +23,19 @@ from offramp.training.stage import Backward, Stage
 from tests import factories
 
 
-def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path) -> None:
+def test_mi_run_trains_and_answers_the_same_alone_and_in_a_batch(base: str, tmp_path: Path) -> None:
     run_folder = factories.run_folder(base, tmp_path, "faster_dat")
-    (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
-    assert loosest["settings"] == {"cap": 0, "penalty": -1.0} and loosest["mac_share"] < 1.0
+    (full, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
+    assert full["settings"] == {"cap": 0, "penalty": -1.0} and full["mac_share"] < 1.0
     losses = [entry["loss"] for entry in folder.read_recipe(run_folder)["log"]]
     assert losses[-1] < 0.8 * losses[0]
     model = offramp.load(run_folder)
     depths = model.network.added["depths"]
-    tell, other = (
+    informative, other = (
         [*map(model.model.tokenizer.convert_tokens_to_ids, words)] for words in (["good", "bad"], factories.FILLERS)
     )
     by_word = dict(zip(depths.pieces.tolist(), depths.depths_for(0.0)[0].tolist(), strict=True))  # type: ignore[operator]
-    assert [by_word[i] for i in tell] == [1, 1]  # what tells the label goes least deep
+    assert [by_word[i] for i in informative] == [1, 1]  # words that decide the label have the smallest depth
     assert max(by_word[i] for i in other) == 3 and sum(by_word[i] for i in other) > len(other)
     texts = [row["text"] for row in factories.labelled_rows("classification", 8, seed=3)]
     together = model.predict(texts, budget=1.0)
@@ -44,27 +44,29 @@ def test_mi_trains_and_answers_after_saving_as_before(base: str, tmp_path: Path)
     assert [a["macs"] for a in together] == [a["macs"] for a in alone]
 
 
-def test_a_higher_floor_sends_words_deeper(base: str, tmp_path: Path) -> None:
+def test_higher_floor_of_information_sends_words_deeper(base: str, tmp_path: Path) -> None:
     quick, spent = Schedule(epochs=1, batch_size=16), []
     for least in (1e-12, 0.02):
         (tmp_path / str(least)).mkdir()
-        made = factories.run_folder(base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick)
-        spent.append(json.loads((made / "points.json").read_text())["points"][-1]["mac_share"])
+        run_folder = factories.run_folder(
+            base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick
+        )
+        spent.append(json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"])
     assert spent[0] < spent[1]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_caps_that_change_nothing_are_not_tried(base: str, tmp_path: Path, layers: int) -> None:
+def test_calibration_skips_caps_that_change_nothing(base: str, tmp_path: Path, layers: int) -> None:
     quick = Schedule(epochs=4, batch_size=8, lr=0.01)
-    made = factories.run_folder(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
-    model = offramp.load(made)
-    tried = candidate_settings(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is looked at
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", options={"layers": layers}, schedule=quick)
+    model = offramp.load(run_folder)
+    tried = candidate_settings(model.network, model.model.method, None)  # type: ignore[arg-type]  # no recording is needed
     assert tried == [{"cap": cap} for cap in range(1, layers)] and model.points is not None
-    assert not [told for told in model.points.warnings if "no setting is cheaper" in told or "collapsed" in told]
+    assert not [w for w in model.points.warnings if "no setting is cheaper" in w or "collapsed" in w]
 
 
 @pytest.mark.parametrize("kind", ["tagging", "pairs"])
-def test_mi_serves_words_and_pairs(base: str, tmp_path: Path, kind: str) -> None:
+def test_mi_serves_tagging_and_text_pairs(base: str, tmp_path: Path, kind: str) -> None:
     run_folder = factories.run_folder(base, tmp_path, "faster_dat", kind, schedule=Schedule(epochs=1, batch_size=16))
     assert json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"] < 1.0
 
@@ -74,10 +76,10 @@ def test_mi_without_classes_is_refused(base: str, tmp_path: Path) -> None:
         factories.run_folder(base, tmp_path, "faster_dat", "question_answering")
 
 
-def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Path) -> None:
-    asked = {"estimation": "reconstruction", "spacing": 3, "rows": 20}
+def test_reconstruction_stores_only_the_table(base: str, tmp_path: Path) -> None:
+    options = {"estimation": "reconstruction", "spacing": 3, "rows": 20}
     quick = Schedule(epochs=1, batch_size=8, lr=0.005)
-    run_folder = factories.run_folder(base, tmp_path, "faster_dat", "regression", options=asked, schedule=quick)
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", "regression", options=options, schedule=quick)
     stages = [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]]
     assert stages == ["guess hidden words", "fine-tune planned depths"]
     saved = load_file(run_folder / "offramp.safetensors")
@@ -91,62 +93,62 @@ def test_reconstruction_trains_and_keeps_only_the_table(base: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("stage", [MaskedModelStage, PlannedDepthsStage])
-def test_an_interrupted_run_finds_its_table_and_goes_on_to_the_same_result(
+def test_interrupted_run_resumes_to_the_same_result(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: type[Stage]
 ) -> None:
-    def train(folder_: Path) -> Path:
-        folder_.mkdir(exist_ok=True)
-        asked = {"estimation": "reconstruction", "rows": 10, "layers": 2}
+    def train(target: Path) -> Path:
+        target.mkdir(exist_ok=True)
+        options = {"estimation": "reconstruction", "rows": 10, "layers": 2}
         schedule = Schedule(epochs=1, batch_size=16, lr=0.005, save_seconds=0.0)
-        return factories.run_folder(base, folder_, "faster_dat", options=asked, schedule=schedule)
+        return factories.run_folder(base, target, "faster_dat", options=options, schedule=schedule)
 
-    whole = train(tmp_path / "whole")
+    uninterrupted = train(tmp_path / "uninterrupted")
     steps, real = 0, stage.step
 
-    def stumble(self: Stage, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+    def fail_once(self: Stage, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         nonlocal steps
         steps += 1
         if steps == 2:
-            raise RuntimeError("the power went")
+            raise RuntimeError("interrupted")
         return real(self, batch, backward)
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the power went"):
-        patch.setattr(stage, "step", stumble)
-        train(tmp_path / "halved")
-    again = train(tmp_path / "halved")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="interrupted"):
+        patch.setattr(stage, "step", fail_once)
+        train(tmp_path / "interrupted")
+    again = train(tmp_path / "interrupted")
     for name in ("model.safetensors", "offramp.safetensors"):
-        assert (again / name).read_bytes() == (whole / name).read_bytes()
+        assert (again / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
-def test_the_transductive_form_asks_for_every_word_and_says_what_that_costs(base: str, tmp_path: Path) -> None:
-    asked = {"estimation": "reconstruction", "transductive": True}
+def test_transductive_form_masks_every_word_and_counts_the_cost(base: str, tmp_path: Path) -> None:
+    options = {"estimation": "reconstruction", "transductive": True}
     quick = Schedule(epochs=1, batch_size=16, lr=0.005)
-    run_folder = factories.run_folder(base, tmp_path, "faster_dat", options=asked, schedule=quick)
+    run_folder = factories.run_folder(base, tmp_path, "faster_dat", options=options, schedule=quick)
     model = offramp.load(run_folder)
-    (loosest, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
-    assert loosest["mac_share"] > 2.0
+    (full, *_) = reversed(json.loads((run_folder / "points.json").read_text())["points"])
+    assert full["mac_share"] > 2.0
     rows = model.prepare([{"text": "the film is good"}, {"text": "a bad film"}])
     together, alone = model.run(rows, FasterDATSettings()), [model.run([row], FasterDATSettings()) for row in rows]
     assert together.macs.tolist() == [one.macs[0] for one in alone]
     assert together.exit_layer.tolist() == [one.exit_layer[0] for one in alone]
-    passes = 4  # words of the first text, each hidden once in a row of six tokens
+    passes = 4  # words of the first text, each masked once in a row of six tokens
     assert together.tokens_kept[0] >= passes * 6 + 6 / 3
 
 
-def test_single_words_are_trained_at_the_depth_they_run_at(
+def test_transductive_form_trains_words_at_their_run_time_depth(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """λ lies between those that tables keep, where the mean of two depths would be a third one."""
-    asked = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
-    seen: list[PlannedDepthsStage] = []
+    """λ lies between those of the table, where an interpolated depth would be another one."""
+    options = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
+    stages: list[PlannedDepthsStage] = []
     real = PlannedDepthsStage.prepare
-    monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *given: seen.append(self) or real(self, *given))
+    monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *inputs: stages.append(self) or real(self, *inputs))
     run_folder = factories.run_folder(
-        base, tmp_path, "faster_dat", options=asked, schedule=Schedule(epochs=1, batch_size=16)
+        base, tmp_path, "faster_dat", options=options, schedule=Schedule(epochs=1, batch_size=16)
     )
     model = offramp.load(run_folder)
     rows = model.prepare(factories.labelled_rows("classification", 48, 0))
     packed = pack_rows(model.task, rows)
     masked, passes = model.network.added["masked"], MaskedPasses(3, 0)
     exact = estimate_depths(masked, packed, passes, torch.tensor([0.0021])).squeeze(1).long()  # type: ignore[arg-type]  # a Module
-    assert torch.equal(torch.cat(seen[-1].own), exact)
+    assert torch.equal(torch.cat(stages[-1].own), exact)

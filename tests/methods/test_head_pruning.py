@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from offramp import engines, methods, tasks
+from offramp import engines, methods
 from offramp.core import cost
 from offramp.core.loop import Result, run
 from offramp.data.tokenization import Encoded
@@ -29,51 +29,47 @@ METHOD = methods.get("head_pruning")
 HALF = HeadPruningOptions(heads=0.5, neurons=0.5)
 
 
-def made(backbone: str, options: HeadPruningOptions = HALF) -> tuple[Network, Data]:
-    rows = [{"text": "a", "label": i % 3} for i in range(len(LENGTHS))]
-    task = tasks.get("classification").from_rows(rows, "rows")
-    net = build_network(factories.hf_model(backbone, task.auto_class), task, METHOD, options)
-    encoded = [Encoded(ids, [0] * len(ids), i, [], [], 0) for i, ids in enumerate(factories.token_ids(LENGTHS))]
-    return net, Data(rows, encoded)
+def network_and_rows(backbone: str) -> tuple[Network, Data]:
+    return factories.network("head_pruning", backbone=backbone, heads=0.5, neurons=0.5), factories.data(LENGTHS)
 
 
 def pruned(backbone: str, folder: Path) -> tuple[Network, Data]:
-    net, data = made(backbone)
+    net, data = network_and_rows(backbone)
     PrunedStage(net, "pruned", options=HALF).prepare(data, folder)
     net.eval()
     return net, data
 
 
-def answer(net: Network, encoded: list[Encoded]) -> Result:
+def run_rows(net: Network, encoded: list[Encoded]) -> Result:
     with torch.no_grad():
         policy = METHOD.policy(net, METHOD.settings())
         return run(engines.make("torch", net.encoder), net, policy, pack_rows(net.task, encoded))
 
 
 @pytest.mark.parametrize("backbone", factories.BACKBONES)
-def test_the_pruned_model_is_what_plain_transformers_computes(backbone: str, tmp_path: Path) -> None:
-    whole, data = made(backbone)
-    before = answer(whole, data.encoded).logits
+def test_pruned_model_equals_plain_transformers(backbone: str, tmp_path: Path) -> None:
+    unpruned, data = network_and_rows(backbone)
+    before = run_rows(unpruned, data.encoded).logits
     net, _ = pruned(backbone, tmp_path)
-    result = answer(net, data.encoded)
-    theirs = factories.hf_padded(net.hf, [e.ids for e in data.encoded]).logits
-    assert torch.allclose(result.logits, theirs, atol=1e-5) and not torch.allclose(result.logits, before, atol=1e-3)
+    result = run_rows(net, data.encoded)
+    expected = factories.hf_padded(net.hf, [e.ids for e in data.encoded]).logits
+    assert torch.allclose(result.logits, expected, atol=1e-5) and not torch.allclose(result.logits, before, atol=1e-3)
     soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded))  # the training path, with gradients
     assert torch.allclose(net(net.depth, soft.after(net.depth)), result.logits, atol=1e-5)
     for row, item in enumerate(data.encoded):
-        assert torch.allclose(answer(net, [item]).logits[0], result.logits[row], atol=1e-5)
+        assert torch.allclose(run_rows(net, [item]).logits[0], result.logits[row], atol=1e-5)
 
 
 @pytest.mark.parametrize("backbone", factories.BACKBONES)
-def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
+def test_cost_is_that_of_the_kept_parts(backbone: str, tmp_path: Path) -> None:
     net, data = pruned(backbone, tmp_path)
     kept, lengths = net.added["kept"], torch.tensor(LENGTHS)
     assert kept.heads.float().mean() == kept.neurons.float().mean() == 0.5
     spent, full = (
-        cost.macs(answer(net, data.encoded).trace, net, 4).sum(),
+        cost.macs(run_rows(net, data.encoded).trace, net, 4).sum(),
         cost.full(net.unpruned, net.depth, lengths).sum(),
     )
-    assert 0.4 < spent / full < 0.65  # heads and projections among the embeddings stay whole
+    assert 0.4 < spent / full < 0.65  # exit heads and projections of the embeddings are not pruned
     fed = sum(layer.cost.feed for layer in net.encoder.layers) / sum(x.cost.feed for x in net.unpruned.encoder.layers)
     assert fed == pytest.approx(0.5)
     bare = build_network(factories.hf_model(backbone), net.task, methods.get("full"), methods.get("full").options())
@@ -81,37 +77,37 @@ def test_it_costs_what_is_left(backbone: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backbone", ["bert", "modernbert"])
-def test_idle_tokens_are_keys_of_a_narrowed_layer_too(backbone: str, tmp_path: Path) -> None:
+def test_idle_tokens_are_keys_of_a_pruned_layer(backbone: str, tmp_path: Path) -> None:
     net, data = pruned(backbone, tmp_path)
     packed, layer = pack_rows(net.task, data.encoded[:1]), net.encoder.layers[0]
     with torch.no_grad():
         x = net.encoder.embed(packed)
-        whole, _ = layer.attend(x, x, packed.layout, False, None)
+        fused, _ = layer.attend(x, x, packed.layout, False, None)
         again, _ = layer.attend(x.clone(), x, packed.layout, False, None)  # not fused
-    assert torch.allclose(whole, again, atol=1e-6)
+    assert torch.allclose(fused, again, atol=1e-6)
 
 
-def test_importance_is_the_derivative_by_a_gate() -> None:
-    net, data = made("bert")
+def test_importance_is_the_derivative_with_respect_to_a_gate() -> None:
+    net, data = network_and_rows("bert")
     heads, neurons = importance(net, data, rows=100)
     layer, wide = net.encoder.layers[1], 8
-    out, down = layer.output_projections()  # type: ignore[attr-defined]  # every tiny layer can be narrowed
+    out, down = layer.output_projections()  # type: ignore[attr-defined]  # every tiny layer can be pruned
 
     def slope(weight: Tensor, columns: slice) -> float:
         """Σ over rows of |loss(gate + ε) − loss(gate − ε)| / 2ε."""
         total, origin = 0.0, weight.detach().clone()
         for row in range(len(LENGTHS)):
-            seen = []
+            losses = []
             for gate in (1.01, 0.99):
                 with torch.no_grad():
                     weight[:, columns] = origin[:, columns] * gate
-                    one = build_batch(net.task, data, [row], seed=0)
-                    seen.append(
+                    batch = build_batch(net.task, data, [row], seed=0)
+                    losses.append(
                         exit_loss(
-                            net, net.depth, forward_all_layers(net.encoder, one.packed).after(net.depth), one
+                            net, net.depth, forward_all_layers(net.encoder, batch.packed).after(net.depth), batch
                         ).item()
                     )
-            total += abs(seen[0] - seen[1]) / 0.02
+            total += abs(losses[0] - losses[1]) / 0.02
             with torch.no_grad():
                 weight.copy_(origin)
         return total
@@ -123,7 +119,7 @@ def test_importance_is_the_derivative_by_a_gate() -> None:
     assert neurons[1, 5].item() == pytest.approx(slope(down.weight, slice(5, 6)), rel=0.05, abs=1e-3)
 
 
-def test_the_least_important_go_and_every_layer_keeps_one() -> None:
+def test_most_important_keeps_one_head_in_every_layer() -> None:
     scores = torch.tensor([[0.1, 0.2, 0.3, 0.4], [9.0, 8.0, 7.0, 6.0]])
     assert most_important(scores, 0.5, per_layer=False).tolist() == [
         [False, False, False, True],
@@ -136,16 +132,16 @@ def test_the_least_important_go_and_every_layer_keeps_one() -> None:
 
 def test_resuming_prunes_the_same_heads(tmp_path: Path) -> None:
     first, data = pruned("bert", tmp_path)
-    again, _ = made("bert")
+    again, _ = network_and_rows("bert")
     with torch.no_grad():
         for parameter in again.hf.parameters():
-            parameter.mul_(-1.7)  # what was learned since must not matter
+            parameter.mul_(-1.7)  # later training must not matter
     PrunedStage(again, "pruned", options=HALF).prepare(data, tmp_path)
     assert torch.equal(again.added["kept"].heads, first.added["kept"].heads)
 
 
 @pytest.mark.parametrize("kind", ["classification", "masked_lm"])
-def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kind: str) -> None:
+def test_trained_run_is_loaded_pruned(base: str, tmp_path: Path, kind: str) -> None:
     given = {"options": {"heads": 0.5, "neurons": 0.25}, "schedule": Schedule(epochs=1, batch_size=8, lr=0.005)}
     folder = factories.run_folder(base, tmp_path, "head_pruning", kind, **given)
     model, again = Predictor.load(folder), Predictor.load(folder)
@@ -161,12 +157,12 @@ def test_a_trained_run_is_saved_and_loaded_narrow(base: str, tmp_path: Path, kin
     assert all((a == b).all() for a, b in zip(ours.logits, theirs.logits, strict=True))
     auto = getattr(transformers, model.task.auto_class).from_pretrained(folder)
     plain = factories.hf_padded(auto, [e.ids for e in encoded]).logits
-    for row, (said, item) in enumerate(zip(ours.logits, encoded, strict=True)):
+    for row, (logits, item) in enumerate(zip(ours.logits, encoded, strict=True)):
         expected = plain[row, : len(item.ids)] if model.network.per_token else plain[row]
-        assert torch.allclose(torch.from_numpy(said), expected, atol=1e-4)
+        assert torch.allclose(torch.from_numpy(logits), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("wrong", [{"heads": 0.0}, {"neurons": 1.5}, {"rows": 0}])
-def test_impossible_shares_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_shares_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OfframpError, match=next(iter(wrong))):
         methods.configure(HeadPruningOptions, wrong, "head_pruning")

@@ -16,27 +16,24 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
-from offramp.inference.run_folder import build_network
 from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest_lengths
 from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDropStage, LengthSettings
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
-from offramp.tasks import get
 from tests import factories
-from tests.methods.test_exits import made as plain
 
 LENGTHS = [12, 3, 20, 1]
 
 
-def made(task: str = "classification", **options: Any) -> tuple[Network, LengthDropStage]:
-    _, net = plain("length_adaptive", task, **options)
+def network_and_stage(**options: Any) -> tuple[Network, LengthDropStage]:
+    net = factories.network("length_adaptive", seed=None, **options)
     _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions(**options))
     assert isinstance(stage, LengthDropStage)
     return net, stage
 
 
-class Watch(Policy):
-    """Who is there after every layer."""
+class FirstTokens(Policy):
+    """Records after every layer whether each row still has its first token."""
 
     def __init__(self) -> None:
         self.first: list[bool] = []
@@ -47,23 +44,23 @@ class Watch(Policy):
         return None
 
 
-def answer(net: Network, settings: LengthSettings, watch: Policy | None = None) -> Result:
-    policy = PairPolicy(LengthPolicy(net, settings), watch or Policy())
+def run_lengths(net: Network, settings: LengthSettings, recorder: Policy | None = None) -> Result:
+    policy = PairPolicy(LengthPolicy(net, settings), recorder or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(factories.token_ids(LENGTHS)))
 
 
 def test_each_row_keeps_its_share_and_its_first_token() -> None:
-    net, _ = made()
-    watch = Watch()
-    result = answer(net, LengthSettings((0.5, 0.25, 0.1)), watch)
+    net, _ = network_and_stage()
+    recorder = FirstTokens()
+    result = run_lengths(net, LengthSettings((0.5, 0.25, 0.1)), recorder)
     fed = {event.layer: event.tokens.tolist() for event in result.trace if event.kind == "feed"}
     assert fed == {1: [6, 2, 10, 1], 2: [3, 2, 5, 1], 3: [2, 2, 2, 1]}
-    assert all(watch.first)
+    assert all(recorder.first)
 
 
-def test_the_tokens_that_received_most_attention_stay() -> None:
-    net, _ = made()
+def test_tokens_that_received_most_attention_are_kept() -> None:
+    net, _ = network_and_stage()
     seen: dict[str, Tensor] = {}
 
     class Look(Policy):
@@ -77,13 +74,13 @@ def test_the_tokens_that_received_most_attention_stay() -> None:
                 seen["kept"] = s.packed.tokens["origin"][s.packed.tokens["origin"] < 12]
             return None
 
-    answer(net, LengthSettings((1.0, 0.5, 0.5)), Look())
+    run_lengths(net, LengthSettings((1.0, 0.5, 0.5)), Look())
     others = seen["columns"][1:].topk(5).indices + 1
     assert seen["kept"].tolist() == sorted([0, *others.tolist()])
 
 
-def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
-    net, stage = made(drop=0.3)
+def test_drawn_lengths_lie_between_the_shortest_and_all_tokens() -> None:
+    net, stage = network_and_stage(drop=0.3)
     torch.manual_seed(0)
     assert stage.draw_lengths(frozenset(), shortest=True) == pytest.approx((0.7, 0.49, 0.343))
     assert stage.draw_lengths(frozenset({2}), shortest=True) == pytest.approx((0.7, 0.7, 0.49))
@@ -94,8 +91,8 @@ def test_lengths_drawn_for_training_lie_between_the_shortest_and_all() -> None:
         assert 0.7 <= float(ratio.min()) < 0.72 and 0.98 < float(ratio.max()) <= 1.0
 
 
-def test_some_of_the_random_lengths_are_cliffs() -> None:
-    net, stage = made(cliffs=0.5)
+def test_cliffs_are_drawn_with_their_probability() -> None:
+    net, stage = network_and_stage(cliffs=0.5)
     known = cliffs(shortest_lengths(net))
     torch.manual_seed(0)
     drawn = [stage.draw_lengths(frozenset(), shortest=False) in known for _ in range(300)]
@@ -109,23 +106,25 @@ def some_batch() -> Batch:
     return Batch(pack(factories.token_ids([12, 7, 20])), torch.tensor([0, 1, 2]), [0, 1, 2])
 
 
-def test_a_step_is_four_passes_that_share_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, stage = made(layer_drop=0.0)
+def test_step_is_four_passes_of_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stage = network_and_stage(layer_drop=0.0)
     drawn: list[tuple[float, ...]] = []
     real = stage.draw_lengths
-    monkeypatch.setattr(stage, "draw_lengths", lambda out, smallest: drawn.append(real(out, smallest)) or drawn[-1])
+    monkeypatch.setattr(
+        stage, "draw_lengths", lambda skipped, shortest: drawn.append(real(skipped, shortest)) or drawn[-1]
+    )
     losses: list[float] = []
     stage.set_train_mode()
     torch.manual_seed(0)
-    told = stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
-    assert len(losses) == 4 and told["loss"].item() == pytest.approx(sum(losses))
+    logged = stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
+    assert len(losses) == 4 and logged["loss"].item() == pytest.approx(sum(losses))
     assert drawn[0] == pytest.approx((0.8, 0.64, 0.512)) and len(drawn) == 3
 
 
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
-def test_short_models_learn_from_the_full_one_alone(kl: str) -> None:
-    """With nothing dropped the short models say what the full one says: their divergence is zero, labels or not."""
-    net, stage = made(drop=1e-9, layer_drop=0.0, kl=kl, sandwiches=0)
+def test_short_models_are_trained_by_the_full_model_alone(kl: str) -> None:
+    """With nothing dropped short models give the logits of the full one, so that their divergence is zero."""
+    net, stage = network_and_stage(drop=1e-9, layer_drop=0.0, kl=kl, sandwiches=0)
     net.eval()
     losses: list[float] = []
     stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
@@ -134,8 +133,8 @@ def test_short_models_learn_from_the_full_one_alone(kl: str) -> None:
 
 
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
-def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl: str) -> None:
-    net, stage = made(drop=0.8, layer_drop=0.0, kl=kl, sandwiches=0)
+def test_distillation_loss_is_the_chosen_divergence(kl: str) -> None:
+    net, stage = network_and_stage(drop=0.8, layer_drop=0.0, kl=kl, sandwiches=0)
     net.eval()
     losses: list[float] = []
     stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
@@ -146,44 +145,39 @@ def test_divergence_is_that_of_the_full_from_the_short_model_or_the_other_way(kl
             for settings in (LengthSettings(), LengthSettings(shortest_lengths(net)))
         )
     one, other = (full, short) if kl == "forward" else (short, full)
-    meant = (one.exp() * (one - other)).sum(1).mean() / 2  # two passes share the step
-    assert losses[1] == pytest.approx(float(meant), rel=1e-3) and meant > 1e-5
+    expected = (one.exp() * (one - other)).sum(1).mean() / 2  # two passes share the step
+    assert losses[1] == pytest.approx(float(expected), rel=1e-3) and expected > 1e-5
 
 
-def test_layers_are_skipped_as_often_as_asked() -> None:
-    net, stage = made(layer_drop=0.3)
+def test_layers_are_skipped_with_their_probability() -> None:
+    net, stage = network_and_stage(layer_drop=0.3)
     torch.manual_seed(0)
     drawn = [stage.draw_skipped_layers() for _ in range(300)]
     for layer in range(1, net.depth + 1):
-        assert 0.2 < sum(layer in out for out in drawn) / 300 < 0.4
+        assert 0.2 < sum(layer in skipped for skipped in drawn) / 300 < 0.4
 
 
-def test_tags_of_dropped_tokens_are_answered() -> None:
-    """Drop-and-restore: every token has an answer, and the others' answers show that somebody was missing."""
-    rows = [{"tokens": ["a", "b", "c"], "tags": ["O", "B-X", "I-X"]}]
-    spec = get("tagging").from_rows(rows, "rows")
-    net = build_network(
-        factories.hf_model("bert", spec.auto_class), spec, plain("length_adaptive")[0], LengthAdaptiveOptions()
-    )
-    net.eval()
-    short, full = answer(net, LengthSettings((0.5, 0.25, 0.1))), answer(net, LengthSettings())
-    assert short.logits.shape == full.logits.shape == (sum(LENGTHS), spec.outputs)
+def test_dropped_tokens_have_answers() -> None:
+    """Drop-and-restore: every token has an answer, and other tokens' answers depend on the dropped ones."""
+    net = factories.network("length_adaptive", "tagging", seed=None)
+    short, full = run_lengths(net, LengthSettings((0.5, 0.25, 0.1))), run_lengths(net, LengthSettings())
+    assert short.logits.shape == full.logits.shape == (sum(LENGTHS), net.task.outputs)
     assert tokens_kept(short.trace, 3, 4).sum() < tokens_kept(full.trace, 3, 4).sum()
     last = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
-    assert torch.allclose(short.logits[last[3]], full.logits[last[3]], atol=1e-5)  # a row of one token loses nobody
+    assert torch.allclose(short.logits[last[3]], full.logits[last[3]], atol=1e-5)  # a row of one token loses none
     assert not torch.allclose(short.logits, full.logits, atol=1e-2)
 
 
 @pytest.mark.parametrize("options", [{"drop": 0.0}, {"drop": 1.0}, {"layer_drop": 1.0}, {"sandwiches": -1}])
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OfframpError, match=r"e\.g\. drop=0\.2"):
         LengthAdaptiveOptions(**options)
 
 
-@pytest.mark.parametrize("often", [-0.1, 1.1, float("nan")])
-def test_cliffs_are_asked_for_by_a_share(often: float) -> None:
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+def test_probability_of_cliffs_outside_its_range_is_refused(probability: float) -> None:
     with pytest.raises(OfframpError, match=r"use 0 to 1, e\.g\. 0\.5"):
-        LengthAdaptiveOptions(cliffs=often)
+        LengthAdaptiveOptions(cliffs=probability)
 
 
 def test_settings_are_plain_json() -> None:

@@ -27,14 +27,14 @@ def batch() -> Packed:
 
 @pytest.fixture(scope="module")
 def model(base: str) -> MaskedModel:
-    made = MaskedModel(None, used_at_run_time=False)
-    made.load(base)
-    made.eval()
-    return made
+    masked = MaskedModel(None, used_at_run_time=False)
+    masked.load(base)
+    masked.eval()
+    return masked
 
 
-def slow(model: MaskedModel) -> list[list[int]]:
-    """Hide one word, run Hugging Face's model, apply its head to every layer's states."""
+def depths_by_hugging_face(model: MaskedModel) -> list[list[int]]:
+    """Mask one word, run Hugging Face's model, apply its head to the states of every layer."""
     depths = []
     for ids, words in zip(IDS, WORDS, strict=True):
         for word in range(max(words) + 1):
@@ -44,46 +44,46 @@ def slow(model: MaskedModel) -> list[list[int]]:
                 states = model.model(torch.tensor([masked]), output_hidden_states=True).hidden_states[1:]
                 logits = [model.model.cls(layer)[0, places] for layer in states]
             truth = torch.tensor([ids[place] for place in places])
-            losses = torch.stack([F.cross_entropy(said, truth) for said in logits])
+            losses = torch.stack([F.cross_entropy(layer_logits, truth) for layer_logits in logits])
             depths.append([int((losses + p * torch.arange(3)).argmin()) + 1 for p in LAMBDAS])
     return depths
 
 
-def test_one_mask_a_pass_equals_the_slow_way(model: MaskedModel) -> None:
-    made = estimate_depths(model, batch(), MaskedPasses(3, spacing=0), LAMBDAS)
-    assert made.tolist() == slow(model)
-    assert made[:, 2].tolist() == [1.0] * 7  # a large penalty: nobody goes deep
+def test_one_mask_per_pass_equals_hugging_face(model: MaskedModel) -> None:
+    depths = estimate_depths(model, batch(), MaskedPasses(3, spacing=0), LAMBDAS)
+    assert depths.tolist() == depths_by_hugging_face(model)
+    assert depths[:, 2].tolist() == [1.0] * 7  # with a large penalty every depth is 1
 
 
-def test_wide_masks_hide_every_word_once_and_alone_when_they_are_far_enough_apart(model: MaskedModel) -> None:
+def test_spaced_masks_cover_every_word_once(model: MaskedModel) -> None:
     passes: list[int] = []
     far = estimate_depths(
-        model, batch(), MaskedPasses(3, spacing=4), LAMBDAS, lambda rows, lengths, asked: passes.extend(asked)
+        model, batch(), MaskedPasses(3, spacing=4), LAMBDAS, lambda rows, lengths, counts: passes.extend(counts)
     )
-    assert far.tolist() == slow(model)  # no row has more than four words
+    assert far.tolist() == depths_by_hugging_face(model)  # no row has more than four words
     assert sum(map(int, passes)) == 9 and len(passes) == 2 + 4 + 1
     near: list[int] = []
     estimate_depths(
-        model, batch(), MaskedPasses(3, spacing=2), LAMBDAS, lambda rows, lengths, asked: near.extend(asked)
+        model, batch(), MaskedPasses(3, spacing=2), LAMBDAS, lambda rows, lengths, counts: near.extend(counts)
     )
     assert sum(map(int, near)) == 9 and len(near) == 2 + 2 + 1
 
 
-def test_only_words_asked_for_are_hidden_in_as_few_passes_as_keep_them_apart(model: MaskedModel) -> None:
-    asked, passes = torch.tensor([False, True, True, False, False, True, False]), list[int]()
+def test_selected_words_are_masked_in_the_fewest_passes(model: MaskedModel) -> None:
+    selected, passes = torch.tensor([False, True, True, False, False, True, False]), list[int]()
     some = estimate_depths(
-        model, batch(), MaskedPasses(3, 3, asked), LAMBDAS, lambda rows, lengths, many: passes.extend(many)
+        model, batch(), MaskedPasses(3, 3, selected), LAMBDAS, lambda rows, lengths, counts: passes.extend(counts)
     )
     assert list(map(int, passes)) == [1, 2]  # a word of the first row; of the second, the first and the last together
     lone, every = (
-        estimate_depths(model, batch(), MaskedPasses(3, 0, asked), LAMBDAS),
-        torch.tensor(slow(model), dtype=torch.float),
+        estimate_depths(model, batch(), MaskedPasses(3, 0, selected), LAMBDAS),
+        torch.tensor(depths_by_hugging_face(model), dtype=torch.float),
     )
-    assert torch.equal(some[1], every[1]) and torch.equal(lone[asked], every[asked])
-    assert bool((some[~asked] == 1).all()) and bool((lone[~asked] == 1).all())
+    assert torch.equal(some[1], every[1]) and torch.equal(lone[selected], every[selected])
+    assert bool((some[~selected] == 1).all()) and bool((lone[~selected] == 1).all())
 
 
-def test_the_masked_model_learns(model: MaskedModel) -> None:
+def test_masked_model_loss_trains_every_layer(model: MaskedModel) -> None:
     torch.manual_seed(0)
     loss = masked_model_loss(model, batch(), layers=3)
     loss.backward()
@@ -95,44 +95,46 @@ def test_the_masked_model_learns(model: MaskedModel) -> None:
     assert masked_model_loss(model, nothing, layers=3).item() == 0.0
 
 
-def test_tied_weights_are_saved_once_and_come_back_tied(model: MaskedModel) -> None:
+def test_tied_weights_are_stored_once_and_loaded_tied(model: MaskedModel) -> None:
     state = model.state_dict()
     assert len({tensor.data_ptr() for tensor in state.values()}) == len(state)
     fresh = MaskedModel(model.model.config, used_at_run_time=True)
     fresh.load_state_dict(state)
     fresh.eval()
-    assert estimate_depths(fresh, batch(), MaskedPasses(3, 0), LAMBDAS).tolist() == slow(model)
+    assert estimate_depths(fresh, batch(), MaskedPasses(3, 0), LAMBDAS).tolist() == depths_by_hugging_face(model)
     assert fresh.model.cls.predictions.decoder.weight is fresh.model.bert.embeddings.word_embeddings.weight
     empty = MaskedModel(model.model.config, used_at_run_time=False)
     empty.load_state_dict(MaskedModel(None, used_at_run_time=False).state_dict())
     assert empty.model is None
 
 
-def test_a_checkpoint_without_a_masked_head_gets_one_and_it_is_said(tmp_path: Path) -> None:
+def test_checkpoint_without_a_masked_head_gets_one_with_a_warning(tmp_path: Path) -> None:
     factories.hf_model("bert", vocab_size=len(factories.wordpiece_tokenizer())).save_pretrained(tmp_path)
     factories.wordpiece_tokenizer().save_pretrained(tmp_path)
-    made = MaskedModel(None, used_at_run_time=False)
+    masked = MaskedModel(None, used_at_run_time=False)
     with pytest.warns(UserWarning, match="tied to its embeddings is added"):
-        made.load(str(tmp_path))
-    assert made.has_new_head
-    assert made.model.cls.predictions.decoder.weight is made.model.bert.embeddings.word_embeddings.weight
+        masked.load(str(tmp_path))
+    assert masked.has_new_head
+    assert masked.model.cls.predictions.decoder.weight is masked.model.bert.embeddings.word_embeddings.weight
 
 
-def test_a_run_folder_gets_the_head_of_what_it_started_from(model: MaskedModel, trained: Path, tmp_path: Path) -> None:
-    made = MaskedModel(model.model.config, used_at_run_time=False)
-    made.load(str(trained))
+def test_run_folder_gets_the_head_of_the_model_it_started_from(
+    model: MaskedModel, trained: Path, tmp_path: Path
+) -> None:
+    masked = MaskedModel(model.model.config, used_at_run_time=False)
+    masked.load(str(trained))
     theirs = model.model.cls.predictions.transform.dense.weight
-    assert not made.has_new_head and torch.equal(made.model.cls.predictions.transform.dense.weight, theirs)
+    assert not masked.has_new_head and torch.equal(masked.model.cls.predictions.transform.dense.weight, theirs)
     moved = Path(shutil.copytree(trained, tmp_path / "run"))
     about = json.loads((moved / "offramp.json").read_text())
-    for gone in ("/no/such/folder", str(factories.model_folder(tmp_path / "other", hidden_size=64))):
-        (moved / "offramp.json").write_text(json.dumps({**about, "base_model": gone}))
+    for missing in ("/no/such/folder", str(factories.model_folder(tmp_path / "other", hidden_size=64))):
+        (moved / "offramp.json").write_text(json.dumps({**about, "base_model": missing}))
         with pytest.warns(UserWarning, match="run has no masked-language head"):
-            made.load(str(moved))
-        assert made.has_new_head and made.model.config.hidden_size == model.model.config.hidden_size
+            masked.load(str(moved))
+        assert masked.has_new_head and masked.model.config.hidden_size == model.model.config.hidden_size
 
 
 @pytest.mark.parametrize("source", [None, "/no/such/folder"])
-def test_no_checkpoint_is_refused_with_the_way_out(source: str | None) -> None:
+def test_missing_checkpoint_is_refused(source: str | None) -> None:
     with pytest.raises(OfframpError, match="estimation=mi"):
         MaskedModel(None, used_at_run_time=False).load(source)
