@@ -54,7 +54,7 @@ def get(name: str) -> Method:
     found = [kind for kind in classes if issubclass(kind, Method)]
     if len(found) != 1 or found[0].name != name:
         given = ", ".join(f"{kind.__name__} (name={kind.name!r})" for kind in found) or "none"
-        raise OfframpError(f"one Method with name={name!r} in methods/{name}", given, "define exactly one there")
+        raise OfframpError(f"one Method with name={name!r} in methods/{name}", given, "define exactly one in that file")
     return found[0]()
 
 

@@ -42,5 +42,5 @@ class DeeBERT(DepthMethod):
         """Return fine-tuning, which runs that start from the same weights can share, and training of the exit heads."""
         return [
             Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
-            ExitHeadStage(network, "off-ramps", options.head_lr, objective=sum_of_exit_losses),
+            ExitHeadStage(network, "exit heads", options.head_lr, objective=sum_of_exit_losses),
         ]

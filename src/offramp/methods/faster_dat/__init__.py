@@ -82,5 +82,5 @@ class FasterDAT(Method):
         if masked is not None:
             masked.load(network.hf.name_or_path)
             layers = word_depths_of(network).layers
-            first = [MaskedModelStage(network, "guess hidden words", options.head_lr, masked=masked, layers=layers)]
+            first = [MaskedModelStage(network, "train masked model", options.head_lr, masked=masked, layers=layers)]
         return [*first, PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)]
