@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.evaluation.test_collect import folder as _folder  # the same invented results
+from tests.evaluation.result_files import write_results
 
 from offramp.commands.report import report
 from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerStep
 from offramp.evaluation.pages import explanation_page
 
-folder = _folder
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 SIZES = {"desk": 1100, "phone": 375}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_results(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_sweep_points_has_a_cell_for_each_proven_risk(trained: Path) -> None:
     predictor, rows = Predictor.load(trained), labelled_rows("classification", 20, 3)
     assert predictor.points is not None
     proven = RiskGuarantee(0.1, 0.9, {"threshold": 0.2}, 100, 0.05, 0.6)
-    object.__setattr__(predictor.points, "guarantees", (proven,))
+    predictor.points = replace(predictor.points, guarantees=(proven,))
     *_, last = sweep_points(predictor, rows, Origin("tiny", "test", "", {}))
     assert last["chosen"]["by"] == "risk" and last["chosen"]["expected"]["confidence"] == 0.9
     assert last["settings"]["threshold"] == 0.2

@@ -15,12 +15,13 @@ from offramp import methods, tasks
 from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
 from offramp.evaluation import peers
-from offramp.evaluation.peers import BenchModel, EngineVariant, _padded
+from offramp.evaluation.peers import BenchModel, EngineVariant
+from offramp.evaluation.plain_model import pad_batch, unpad_logits
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import LoadedRun, build_network, load_run, quiet_transformers, save_run
 from tests.factories import AUTO_CLASSES, BACKBONES, KINDS, hf_model, labelled_rows, wordpiece_tokenizer
 
-NO_SDPA = {"alberta"}  # attention with relative positions exists in eager form only
+NO_SDPA = {"alberta", "deberta-v2", "mpnet"}  # relative positions: transformers has eager attention only
 
 
 def folder(path: Path, backbone: str, kind: str = "classification") -> Path:
@@ -126,7 +127,7 @@ def test_peer_files_are_the_list() -> None:
 
 def test_pad_batch_and_unpad_logits(tmp_path: Path) -> None:
     rows = Predictor(load_run(folder(tmp_path, "bert")), engine="torch").prepare([{"text": "a film"}, {"text": "good"}])
-    padded = _padded.pad_batch(rows, 9)
+    padded = pad_batch(rows, 9)
     assert padded["ids"][1].tolist() == [*rows[1].ids, 9] and padded["mask"].tolist() == [[1] * 4, [1, 1, 1, 0]]
-    parts = _padded.unpad_logits(np.arange(16).reshape(2, 4, 2), rows)
+    parts = unpad_logits(np.arange(16).reshape(2, 4, 2), rows)
     assert [part.shape for part in parts] == [(4, 2), (3, 2)]

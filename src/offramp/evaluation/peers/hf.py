@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner
+from offramp.evaluation.plain_model import load_plain_model, pad_batch, padded_tensors, padding_token, unpad_logits
 
 VARIANTS = (EngineVariant("hf-eager", "fp32"), EngineVariant("hf-sdpa", "fp32"), EngineVariant("hf-sdpa", "bf16"))
 
@@ -12,12 +13,12 @@ VARIANTS = (EngineVariant("hf-eager", "fp32"), EngineVariant("hf-sdpa", "fp32"),
 def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
     """Load the model in evaluation mode and run it without gradients."""
     dtype = torch.bfloat16 if variant.precision == "bf16" else torch.float32
-    plain = _padded.load_plain_model(model, variant.engine.removeprefix("hf-"), dtype)
-    padding = _padded.padding_token(model)
+    plain = load_plain_model(model, variant.engine.removeprefix("hf-"), dtype)
+    padding = padding_token(model)
 
     def run(batch: EncodedBatch) -> Logits:
         with torch.inference_mode():
-            logits = plain(*_padded.padded_tensors(_padded.pad_batch(batch, padding)))
-        return _padded.unpad_logits(logits.float().numpy(), batch)
+            logits = plain(*padded_tensors(pad_batch(batch, padding)))
+        return unpad_logits(logits.float().numpy(), batch)
 
     return run

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner
+from offramp.evaluation.plain_model import load_plain_model, pad_batch, padded_tensors, padding_token, unpad_logits
 
 VARIANTS = (EngineVariant("hf-compile", "fp32"),)
 
 
 def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
     """Load a model that is compiled in the first, untimed pass."""
-    compiled = torch.compile(_padded.load_plain_model(model), dynamic=True)
-    padding = _padded.padding_token(model)
+    compiled = torch.compile(load_plain_model(model), dynamic=True)
+    padding = padding_token(model)
 
     def run(batch: EncodedBatch) -> Logits:
         with torch.inference_mode():
-            logits = compiled(*_padded.padded_tensors(_padded.pad_batch(batch, padding)))
-        return _padded.unpad_logits(logits.numpy(), batch)
+            logits = compiled(*padded_tensors(pad_batch(batch, padding)))
+        return unpad_logits(logits.numpy(), batch)
 
     return run

@@ -10,7 +10,16 @@ from pathlib import Path
 import torch
 
 from offramp.errors import missing_package
-from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner, _padded
+from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner
+from offramp.evaluation.plain_model import (
+    PADDED_INPUTS,
+    example_inputs,
+    load_plain_model,
+    pad_batch,
+    padding_token,
+    silence_converters,
+    unpad_logits,
+)
 from offramp.utils.files import atomic_replace
 
 VARIANTS = (EngineVariant("onnxruntime", "fp32"), EngineVariant("onnxruntime", "int8"))
@@ -25,16 +34,16 @@ def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
     except ImportError as error:
         raise missing_package("bench", error.name or "onnxruntime") from error
     path = _quantised(model) if variant.precision == "int8" else _exported(model)
-    padding = _padded.padding_token(model)
+    padding = padding_token(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = model.threads, 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     inputs = [given.name for given in session.get_inputs()]  # a model without token types lacks that input
 
     def run(batch: EncodedBatch) -> Logits:
-        padded = _padded.pad_batch(batch, padding)
+        padded = pad_batch(batch, padding)
         (logits,) = session.run(None, {name: padded[name] for name in inputs})
-        return _padded.unpad_logits(logits, batch)
+        return unpad_logits(logits, batch)
 
     return run
 
@@ -42,14 +51,14 @@ def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
 def _exported(model: BenchModel) -> Path:
     path = Path(model.work) / "model.onnx"
     if not path.is_file():
-        axes = {name: {0: "rows", 1: "tokens"} for name in _padded.INPUTS}
-        plain, example = _padded.load_plain_model(model), _padded.example_inputs(_padded.padding_token(model))
-        with atomic_replace(path) as fresh, torch.inference_mode(), _padded.silence_converters():
+        axes = {name: {0: "rows", 1: "tokens"} for name in PADDED_INPUTS}
+        plain, example = load_plain_model(model), example_inputs(padding_token(model))
+        with atomic_replace(path) as fresh, torch.inference_mode(), silence_converters():
             torch.onnx.export(
                 plain,
                 example,
                 str(fresh),
-                input_names=list(_padded.INPUTS),
+                input_names=list(PADDED_INPUTS),
                 output_names=["logits"],
                 dynamic_axes=axes,
                 opset_version=OPSET,
@@ -63,7 +72,7 @@ def _quantised(model: BenchModel) -> Path:
 
     path = Path(model.work) / "model.int8.onnx"
     if not path.is_file():
-        with atomic_replace(path) as fresh, _padded.silence_converters():
+        with atomic_replace(path) as fresh, silence_converters():
             quantize_dynamic(
                 str(_exported(model)),
                 str(fresh),

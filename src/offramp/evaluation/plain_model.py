@@ -1,4 +1,4 @@
-"""Shared by the peers: the Hugging Face model as a function of three padded matrices, and padding and unpadding."""
+"""The run folder as a plain Hugging Face model of three padded matrices, with padding and unpadding, for the peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offramp.evaluation.peers import BenchModel, EncodedBatch, Logits, Padded
 from offramp.inference.run_folder import quiet_transformers
 
 EXAMPLE = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])  # two rows, one of them padded: the example that converters trace
-INPUTS = ("ids", "mask", "types")
+PADDED_INPUTS = ("ids", "mask", "types")
 
 
 class PlainModel(nn.Module):
@@ -57,7 +57,9 @@ def padding_token(model: BenchModel) -> int:
 def pad_batch(batch: EncodedBatch, padding: int) -> Padded:
     """Pad rows to the length of the longest."""
     longest = max(len(row.ids) for row in batch)
-    padded = {name: np.full((len(batch), longest), padding if name == "ids" else 0, dtype=np.int64) for name in INPUTS}
+    padded = {
+        name: np.full((len(batch), longest), padding if name == "ids" else 0, dtype=np.int64) for name in PADDED_INPUTS
+    }
     for number, row in enumerate(batch):
         n = len(row.ids)
         padded["ids"][number, :n], padded["mask"][number, :n], padded["types"][number, :n] = row.ids, 1, row.types
@@ -73,7 +75,7 @@ def unpad_logits(logits: NDArray[Any], batch: EncodedBatch) -> Logits:
 
 def padded_tensors(padded: Padded) -> tuple[Tensor, Tensor, Tensor]:
     """Return padded arrays as tensors, without a copy."""
-    ids, mask, types = (torch.from_numpy(padded[name]) for name in INPUTS)
+    ids, mask, types = (torch.from_numpy(padded[name]) for name in PADDED_INPUTS)
     return ids, mask, types
 
 

@@ -1,0 +1,60 @@
+"""Model results become table lines: means over seeds, shares at a loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offramp.evaluation.collect import CurvePoint, collect_results, lowest_share
+from offramp.evaluation.tables import latex_table, markdown_tables, mean_and_spread, table_lines
+from tests.evaluation.result_files import cell, curve_cells, write_results
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_results(tmp_path)
+
+
+def test_table_line_is_the_mean_over_seeds(folder: Path) -> None:
+    found = table_lines(collect_results(folder).entries)
+    both = next(line for line in found if line.section == "exits" and line.cells[0] == "branchynet")
+    assert both.cells == ("branchynet", "tiny", "2", "accuracy", "91.0 ± 1.4", "–", "90.0 at 0.400", "0.400", "0.400",
+                          "0.750", "0.400")  # fmt: skip
+    assert both.files == ("exits/a.json", "exits/b.json")
+    assert "| branchynet | tiny | 2 |" in markdown_tables(found) and r"91.0 $\pm$ 1.4" in latex_table(found)
+
+
+def test_models_from_different_starts_are_not_averaged(tmp_path: Path) -> None:
+    for name, init in (("a", "runs/full"), ("b", None)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(cell(trained={"init": init})))
+    assert [line.cells[0] for line in table_lines(collect_results(tmp_path).entries)] == [
+        "branchynet, from the pretrained model", "branchynet",
+    ]  # fmt: skip
+
+
+def test_model_is_compared_with_fine_tuning_of_the_same_model(folder: Path) -> None:
+    other = [{**one, "model": "large"} for one in curve_cells(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
+    (folder / "exits/large.json").write_text(json.dumps(other))
+    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+        "–"
+    ]
+    (folder / "exits/large-full.json").write_text(json.dumps(cell("full", score=0.91, model="large")))
+    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+        "0.100",
+        "1.000",
+    ]
+
+
+def test_lowest_share_and_mean_and_spread() -> None:
+    points = [CurvePoint(0.1, 0.5), CurvePoint(0.2, 0.895), CurvePoint(0.6, 0.899)]
+    assert lowest_share(points, 0.9, 0.005) == 0.2 and lowest_share(points, 0.9, 0.0) is None
+    assert mean_and_spread([1.0]) == "1.0" and mean_and_spread([1.0, 3.0]) == "2.0 ± 1.4"
+
+
+def test_loss_is_measured_in_the_units_of_the_metric(tmp_path: Path) -> None:
+    curve = [{"share_of_full": share, "metrics": {"bleu": bleu}} for share, bleu in ((0.6, 34.3), (1.0, 34.5))]
+    content = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=curve)
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert table_lines(collect_results(tmp_path).entries)[0].cells[7:9] == ("0.600", "0.600")
