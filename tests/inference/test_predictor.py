@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import warnings
-from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,28 @@ def test_predictions_do_not_depend_on_the_batch_size(trained: Path) -> None:
     assert [prediction["macs"] for prediction in few] == [prediction["macs"] for prediction in many]
 
 
-def test_chunks_freeze_the_garbage_collector_until_they_are_closed(trained: Path) -> None:
-    model = offramp.load(trained)
-    before = gc.get_freeze_count()
-    chunks = model.chunks(iter([{"text": "a"}] * 100), 1)
-    next(chunks)
-    assert gc.get_freeze_count() > before + 1000
-    assert isinstance(chunks, Generator)
-    chunks.close()  # as an error would
-    assert gc.get_freeze_count() == 0
-    model.predict(["a", "b"])
-    assert gc.get_freeze_count() == 0
+def test_predict_leaves_the_garbage_collector_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before = offramp.load(trained), gc.get_threshold()
+    for name in ("freeze", "unfreeze", "get_freeze_count", "collect", "disable"):
+        monkeypatch.setattr(gc, name, lambda *_: pytest.fail("the collector belongs to the whole process"))
+    assert len(model.predict(["a", "b"])) == 2
+    assert gc.get_threshold() == before and gc.isenabled()
+
+
+def test_threads_that_share_a_predictor_get_the_same_answers(trained: Path) -> None:
+    model, texts = offramp.load(trained), inputs("classification", 24)
+    expected = [model.predict([text])[0] for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda text: model.predict([text])[0], texts)) == expected
+
+
+def test_a_predictor_is_pickled_by_its_folder(trained: Path) -> None:
+    model = offramp.load(trained, engine="torch", threads=1)
+    stored = pickle.dumps(model)
+    copy = pickle.loads(stored)
+    assert len(stored) < 2000, "no weights"
+    assert copy.predict(["a good film"], 0.5) == model.predict(["a good film"], 0.5)
+    assert (copy.engine_name, copy.how) == (model.engine_name, model.how)
 
 
 def test_objects_frozen_by_the_user_stay_frozen(trained: Path) -> None:

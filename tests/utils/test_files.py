@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
-from offramp.utils.files import atomic_replace, read_json, write_json, write_text
+from offramp.utils.files import atomic_replace, check_not_input, read_json, write_json, write_text
 from tests import factories
 
 DEAD = 2**22 + 1  # larger than any process id
@@ -115,3 +118,64 @@ def test_read_json_refuses_missing_and_damaged_files(tmp_path: Path, content: by
         (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(OfframpError, match=message):
         read_json(tmp_path / "file.json")
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+
+
+def test_a_link_to_nothing_creates_its_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+
+
+def test_a_fifo_is_written_to_as_a_stream(tmp_path: Path) -> None:
+    pipe, received = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_json(pipe, {"a": 1})
+    reader.join(10)
+    assert received == ['{\n  "a": 1\n}\n'] and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(os.devnull)
+    for path in (Path(os.devnull), tmp_path / "link"):
+        write_text(path, "text")
+        assert stat.S_ISCHR(path.stat().st_mode)
+
+
+def test_a_full_device_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match="/dev/full"):
+        write_text(Path("/dev/full"), "text")
+
+
+def test_a_minus_is_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(Path("-"), [1])
+    assert capsys.readouterr().out == "[\n  1\n]\n" and not Path("-").exists()
+
+
+def test_the_mode_of_a_replaced_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o600)
+    write_text(tmp_path / "file", "new")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+def test_check_not_input_refuses_an_input_under_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("rows")
+    Path("link").symlink_to("rows.jsonl")
+    os.link("rows.jsonl", "other")
+    for name in ("rows.jsonl", "./rows.jsonl", str(tmp_path / "rows.jsonl"), "link", "other"):
+        with pytest.raises(OfframpError, match=re.escape(name)):
+            check_not_input(name, None, "rows.jsonl")
+    with pytest.raises(OfframpError, match=r"rows\.jsonl"):
+        check_not_input(tmp_path, "rows.jsonl")
+    for free in ("new.jsonl", "-", os.devnull, None):
+        check_not_input(free, "rows.jsonl", "-", "nowhere.jsonl")

@@ -13,6 +13,7 @@ from offramp.data.readers import read_rows
 from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, SilentWatcher, run_bench
 from offramp.evaluation.bench_figure import draw_bench
 from offramp.utils.command_line import python_call
+from offramp.utils.files import check_not_input
 
 
 def bench(
@@ -54,6 +55,8 @@ def bench(
 
     Returns the content of the bench file; its `rows` are empty where no runtime could be measured.
     """
+    check_not_input(json, data, run)
+    check_not_input(png, data, run)
     plan = BenchPlan(
         tuple(batch_sizes),
         tuple(budgets),

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 from offramp.data.readers import stream_rows
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
-from offramp.utils.files import atomic_replace
+from offramp.utils.files import atomic_replace, check_not_input
 
 
 @dataclass
@@ -52,6 +52,7 @@ def predict(
     Without `output` predictions go to standard output. The other arguments are those of `evaluate`. In Python code
     `offramp.load(run).predict(texts)` is the shorter way.
     """
+    check_not_input(output, input, run)
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency)
     target = None if output is None else str(output)

@@ -38,7 +38,7 @@ from offramp.training import checkpoint
 from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
-from offramp.utils.files import atomic_replace, write_text
+from offramp.utils.files import atomic_replace, check_not_input, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -258,6 +258,7 @@ def run_training(
     method = methods.get(request.method)
     options = methods.configure(method.options, dict(request.options), method.name)
     check_output_free(Path(request.out), force)
+    check_not_input(request.out, request.train, request.dev, request.init, request.model)
     rows = read_training_rows(request)
     recipe = _recipe(request, rows)
     model = build_model(request, method, options, rows)

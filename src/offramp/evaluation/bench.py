@@ -40,7 +40,7 @@ from offramp.evaluation.subprocesses import MEMORY_MEASURE, run_fresh
 from offramp.evaluation.timing import time_in_turns, turn_count
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
-from offramp.utils.files import read_json, write_json
+from offramp.utils.files import is_stream, read_json, write_json
 from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
@@ -175,7 +175,7 @@ def run_bench(
         failed = [asdict(one) for one in contenders.failed]
         today = datetime.date.today().isoformat()
         content = {**header, "date": today, "rows": entries, "failed": failed, "unfinished": unfinished}
-        if output.path is not None:
+        if output.path is not None and not (unfinished and is_stream(output.path)):
             write_json(output.path, content)
         if unfinished:
             found = measure_group(contenders, data, group, plan, watcher)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,6 +62,12 @@ class Predictor:
         model = folders.load_run(folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None
         return cls(model, points, engine, how)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the run folder: weights and points are read again where it is unpickled."""
+        if self.model.folder is None:
+            raise OfframpError("to pickle a Predictor", "a model that lies in no run folder", "save it as a run first")
+        return Predictor.load, (self.model.folder, self.engine_name, self.how.precision, self.how.threads)
 
     def settings(
         self,
@@ -144,23 +149,11 @@ class Predictor:
     __call__ = predict
 
     def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
-        """Yield rows to predict together: they are sorted by length, and few if each output is a whole vocabulary.
-
-        Meanwhile Python's garbage collector ignores the objects that exist already: one pass over all objects of the
-        libraries takes a quarter of a second and would happen every few thousand rows. Objects that were frozen before
-        stay frozen.
-        """
+        """Yield rows to predict together: they are sorted by length, and few if each output is a whole vocabulary."""
         check_batch_size(batch_size)
         rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
-        freeze = gc.get_freeze_count() == 0
-        if freeze:
-            gc.freeze()
-        try:
-            while chunk := list(itertools.islice(rows, size)):
-                yield chunk
-        finally:
-            if freeze:
-                gc.unfreeze()
+        while chunk := list(itertools.islice(rows, size)):
+            yield chunk
 
     def _row(self, text: Any) -> Row:
         """Return one input as a row with the task's column names."""

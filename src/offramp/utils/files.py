@@ -1,4 +1,8 @@
-"""Atomic writing: new content is written beside the old and replaces it in one step, so that nothing is lost."""
+"""Writing files: new content is written beside the old and replaces it in one step, so that nothing is lost.
+
+Only regular files and folders are replaced. A symbolic link is followed and stays; devices, FIFOs and `-` (standard
+output) are written to as streams.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,25 +20,61 @@ from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
 
+STANDARD_OUTPUT = "-"
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(new|old)")  # names of files and folders while writing
 
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` if the block succeeds and is removed if it does not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    """Yield a temporary path that replaces `path` if the block succeeds and is removed if it does not.
+
+    Of a symbolic link the target is replaced. A stream (see `is_stream`) is yielded itself.
+    """
+    if is_stream(path):
+        try:
+            yield Path("/dev/stdout") if str(path) == STANDARD_OUTPUT else path
+        except OSError as error:
+            raise write_error(path, error) from error
+        return
+    final = Path(os.path.realpath(path)) if path.is_symlink() else path
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if temporary.is_dir():
-            _replace_folder(temporary, path)
+            _replace_folder(temporary, final)
         else:
-            os.replace(temporary, path)
-        _remove_leftovers(path)
+            if final.is_file():
+                shutil.copymode(final, temporary)
+            os.replace(temporary, final)
+        _remove_leftovers(final)
     except (OSError, SafetensorError) as error:
         raise write_error(path, error) from error
     finally:
         remove_path(temporary)
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path is written to and never replaced: `-`, a device, a FIFO, a socket, or a link to one."""
+    return str(path) == STANDARD_OUTPUT or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def check_not_input(output: str | Path | None, *inputs: str | Path | None) -> None:
+    """Raise an error if writing `output` would destroy one of the files that are read."""
+    if output is None or str(output) == STANDARD_OUTPUT or is_stream(Path(output)):
+        return
+    for source in inputs:
+        if source is not None and _covers(Path(output), Path(source)):
+            given = f"{output}, which is read" if str(output) == str(source) else f"{output}, where {source} lies"
+            raise OfframpError("another place to write than to read", given, "write to another file or folder")
+
+
+def _covers(output: Path, source: Path) -> bool:
+    """Return whether a path is a source or a folder that holds it, whatever names lead there."""
+    try:
+        return any(output.samefile(place) for place in (source, *source.resolve().parents) if place.exists())
+    except OSError:  # the output does not exist yet
+        return False
 
 
 def write_error(path: Path, error: Exception) -> OfframpError:
@@ -91,7 +132,10 @@ def _is_running(pid: int) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically, or to standard output if the path is `-`."""
+    if str(path) == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
