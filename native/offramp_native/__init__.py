@@ -1,0 +1,15 @@
+"""Offramp's C++ engine. `offramp.engines.native` is what uses it; nothing here needs Offramp or torch."""
+
+from offramp_native._native import (
+    PANEL,
+    Encoder,
+    Head,
+    Linear,
+    Rule,
+    __version__,
+    instruction_sets,
+    pack,
+    packed_size,
+)
+
+__all__ = ["PANEL", "Encoder", "Head", "Linear", "Rule", "__version__", "instruction_sets", "pack", "packed_size"]
