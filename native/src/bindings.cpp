@@ -94,13 +94,16 @@ void pack(const Floats& weights, const std::string& precision, BytesOut packed) 
 struct PyHead {
   std::shared_ptr<Head> head = std::make_shared<Head>();
   std::vector<nb::object> kept_alive;
-  bool checked_for = false;
+  std::size_t table_columns = 0;
+  std::size_t checked_hidden = 0, checked_vocabulary = 0;  // 0: not used yet
 
-  HeadStep& add(bool to_tokens, HeadStep step) {
-    checked_for = false;
-    std::vector<HeadStep>& steps = to_tokens ? head->token_steps : head->row_steps;
-    steps.push_back(std::move(step));
-    return steps.back();
+  // A head that ran does not change any more: another thread may be running it.
+  void expect_unused() const {
+    if (checked_hidden != 0) throw std::invalid_argument("a head that was used cannot be changed");
+  }
+  void add(bool to_tokens, HeadStep step) {
+    expect_unused();
+    (to_tokens ? head->token_steps : head->row_steps).push_back(std::move(step));
   }
   void add_linear(bool tokens, const Floats& weight, const std::optional<Floats>& bias, const std::string& activation) {
     expect_matrix(weight, "the weight of a head");
@@ -130,7 +133,7 @@ struct PyHead {
     add(true, std::move(step));
   }
   void set_pools(const std::vector<std::string>& names) {
-    checked_for = false;
+    expect_unused();
     head->pools.clear();
     for (const std::string& name : names) {
       if (name == "first") head->pools.push_back(Pool::first);
@@ -146,7 +149,7 @@ struct PyHead {
     if (words.shape(1) != pairs.shape(1)) throw std::invalid_argument("both tables must have the same columns");
     if (factor_here < 0 || factor_next < 0 || factor_here > (1 << 30) || factor_next > (1 << 30))
       throw std::invalid_argument("the factors of a hash must lie between 0 and 2^30");
-    checked_for = false;
+    expect_unused();
     BagOfWords bag;
     bag.words = words.data();
     bag.pairs = pairs.data();
@@ -165,7 +168,8 @@ struct PyHead {
     head->bag_of_words = std::move(bag);
   }
   void check(std::size_t hidden, std::size_t vocabulary) {
-    if (checked_for) return;
+    if (checked_hidden == hidden && checked_vocabulary == vocabulary) return;
+    if (checked_hidden != 0) throw std::invalid_argument("a head that was used with one model does not fit another");
     head->check(hidden);
     if (head->bag_of_words) {
       if (table_columns != head->outputs())
@@ -173,9 +177,9 @@ struct PyHead {
       if (head->bag_of_words->word_count < vocabulary)
         throw std::invalid_argument("the table of words must have a row for every id of the vocabulary");
     }
-    checked_for = true;
+    checked_hidden = hidden;
+    checked_vocabulary = vocabulary;
   }
-  std::size_t table_columns = 0;
 };
 
 struct PyRule {
@@ -204,15 +208,22 @@ struct PyRule {
   }
 };
 
-void check_range(const Integers& column, std::size_t tokens, std::int64_t limit, const char* name) {
+// A copy of a column whose values were checked: the caller's array may change while the model runs.
+std::vector<std::int64_t> checked_copy(const Integers& column, std::size_t tokens, std::int64_t limit,
+                                       const char* name) {
   expect_shape(column, {tokens}, name);
-  const std::int64_t* const values = column.data();
-  for (std::size_t i = 0; i < tokens; ++i) {
-    if (values[i] < 0 || values[i] >= limit)
+  std::vector<std::int64_t> values(column.data(), column.data() + tokens);
+  for (const std::int64_t value : values) {
+    if (value < 0 || value >= limit)
       throw std::invalid_argument(std::string(name) + " must lie between 0 and " + std::to_string(limit - 1) +
-                                  ", not " + std::to_string(values[i]));
+                                  ", not " + std::to_string(value));
   }
+  return values;
 }
+
+struct Tokens {
+  std::vector<std::int64_t> ids, types, positions;
+};
 
 Starts make_starts(const Integers& lengths, std::int64_t smallest) {
   if (lengths.ndim() != 1) throw std::invalid_argument("lengths must be a vector");
@@ -269,7 +280,8 @@ class PyEncoder {
   void add_layer(std::size_t heads, std::size_t head_width, const PyLinear& query_key_value, const PyLinear& out,
                  const PyLinear& up, const PyLinear& down, const std::string& activation, const Floats& attention_weight,
                  const Floats& attention_bias, float attention_epsilon, const Floats& feed_weight,
-                 const Floats& feed_bias, float feed_epsilon) {
+                 const Floats& feed_bias, float feed_epsilon, const std::optional<Floats>& distance_bias) {
+    if (used_) throw std::invalid_argument("a model that was used cannot be changed");
     const std::size_t hidden = encoder_->hidden(), inner = heads * head_width;
     if (heads == 0 || head_width == 0 || heads > 65536 || head_width > 65536)
       throw std::invalid_argument("a layer must have at least one head of at least one column");
@@ -296,6 +308,14 @@ class PyEncoder {
     layer.activation = parse_activation(activation);
     layer.attention_norm = make_norm(attention_weight, attention_bias, attention_epsilon, hidden, "a norm");
     layer.feed_norm = make_norm(feed_weight, feed_bias, feed_epsilon, hidden, "a norm");
+    if (distance_bias) {
+      if (distance_bias->ndim() != 2 || distance_bias->shape(1) % 2 == 0)
+        throw std::invalid_argument("a bias of distances needs an odd number of them, from -reach to reach");
+      expect_shape(*distance_bias, {heads, distance_bias->shape(1)}, "the bias of distances");
+      layer.distance_bias.assign(distance_bias->data(), distance_bias->data() + distance_bias->size());
+      layer.reach = distance_bias->shape(1) / 2;
+      counts_distances_ = true;
+    }
     encoder_->add_layer(std::move(layer));
   }
 
@@ -315,7 +335,12 @@ class PyEncoder {
       throw std::invalid_argument("layers " + std::to_string(first) + " to " + std::to_string(last) +
                                   " do not exist in a model of " + std::to_string(depth()));
     if (embeds != !states.has_value()) throw std::invalid_argument("states are given where no embeddings are computed");
-    if (embeds || (head && (*head)->head->bag_of_words)) check_tokens(ids, embeds ? types : std::nullopt, positions, tokens, embeds);
+    const Tokens token = checked_tokens(ids, types, positions, tokens);
+    const bool reads_words = head && (*head)->head->bag_of_words;
+    if ((embeds || reads_words) && token.ids.empty() && tokens > 0) throw std::invalid_argument("ids of the tokens are needed");
+    if ((embeds || reads_words || counts_distances_) && token.positions.empty() && tokens > 0)
+      throw std::invalid_argument("positions of the tokens are needed");
+    if (embeds) expect_types(token, tokens);
     if (states) expect_shape(*states, {tokens, hidden}, "states");
     if (output) expect_shape(*output, {tokens, hidden}, "the output");
     if (head.has_value() != logits.has_value()) throw std::invalid_argument("a head and its logits are given together");
@@ -325,9 +350,8 @@ class PyEncoder {
       expect_shape(*logits, {rows, own->head->outputs()}, "logits");
     }
     if (rows == 0) return;
-    const std::int64_t* const id = ids ? ids->data() : nullptr;
-    const std::int64_t* const type = types ? types->data() : nullptr;
-    const std::int64_t* const position = positions ? positions->data() : nullptr;
+    const std::int64_t* const position = token.positions.empty() ? nullptr : token.positions.data();
+    used_ = true;
     float* const to = output ? output->data() : nullptr;
     float* const logits_to = logits ? logits->data() : nullptr;
     const float* const from = states ? states->data() : nullptr;
@@ -336,13 +360,13 @@ class PyEncoder {
     Context context = {team, encoder_->kernels(), workspace()};
     const std::size_t stride = encoder_->stride();
     float* const work = context.work.states.at_least(tokens * stride);
-    if (embeds) encoder_->embed(context, id, type, position, tokens, work);
+    if (embeds) encoder_->embed(context, token.ids.data(), token.types.data(), position, tokens, work);
     else copy_in(from, tokens, work);
-    for (std::size_t layer = embeds ? 1 : first; layer <= last; ++layer) encoder_->run_layer(context, layer, starts, work);
+    for (std::size_t layer = embeds ? 1 : first; layer <= last; ++layer) encoder_->run_layer(context, layer, starts, position, work);
     if (to != nullptr) copy_out(work, tokens, to);
     if (own != nullptr) {
       Batch batch;
-      batch.ids = id;
+      batch.ids = token.ids.data();
       batch.positions = position;
       batch.id_starts = starts.data();
       batch.starts = starts;
@@ -374,20 +398,22 @@ class PyEncoder {
         throw std::invalid_argument("a row may not have more queries than keys, and as many where they are the same");
     }
     if (columns.has_value() != diagonal.has_value()) throw std::invalid_argument("scores are columns and a diagonal");
+    const bool reads_positions = counts_distances_ || (columns && !same);
+    std::vector<std::int64_t> query_place, key_place;
+    if (reads_positions) {
+      if (!query_positions || !key_positions) throw std::invalid_argument("positions of queries and keys are needed");
+      const std::int64_t any = std::int64_t{1} << 31;
+      query_place = checked_copy(*query_positions, query_count, any, "positions of queries");
+      key_place = checked_copy(*key_positions, key_count, any, "positions of keys");
+    }
     if (columns) {
       expect_shape(*columns, {key_count}, "scores");
       expect_shape(*diagonal, {key_count}, "scores");
-      if (!same && (!query_positions || !key_positions)) throw std::invalid_argument("scores of idle tokens need positions");
-      if (!same) {
-        expect_shape(*query_positions, {query_count}, "positions of queries");
-        expect_shape(*key_positions, {key_count}, "positions of keys");
-      }
     }
     if (key_count == 0) return;
     const AttentionScores scores = {columns ? columns->data() : nullptr, diagonal ? diagonal->data() : nullptr};
     const bool scored = columns.has_value();
-    const std::int64_t* const query_place = scored && !same ? query_positions->data() : nullptr;
-    const std::int64_t* const key_place = scored && !same ? key_positions->data() : nullptr;
+    used_ = true;
     float* const to = output.data();
     const float *const query_from = queries.data(), *const key_from = keys.data();
     nb::gil_scoped_release release;
@@ -399,7 +425,8 @@ class PyEncoder {
     copy_in(key_from, key_count, key_states);
     if (!same) copy_in(query_from, query_count, query_states);
     float* const result = context.work.other_states.at_least(query_count * stride + 1);
-    encoder_->attend(context, layer, {query_states, key_states, query_starts, key_starts, query_place, key_place, result,
+    encoder_->attend(context, layer, {query_states, key_states, query_starts, key_starts, reads_positions ? query_place.data() : nullptr,
+                                      reads_positions ? key_place.data() : nullptr, result,
                                       scored ? &scores : nullptr});
     copy_out(result, query_count, to);
   }
@@ -413,6 +440,7 @@ class PyEncoder {
     if (tokens == 0) return;
     const float* const from = states.data();
     float* const to = output.data();
+    used_ = true;
     nb::gil_scoped_release release;
     ThreadTeam team(encoder_->threads());
     Context context = {team, encoder_->kernels(), workspace()};
@@ -432,7 +460,8 @@ class PyEncoder {
     Input input;
     input.starts = make_starts(lengths, 1);
     const std::size_t rows = input.starts.size() - 1, hidden = encoder_->hidden();
-    check_tokens(ids, types, positions, input.starts.back(), true);
+    const Tokens token = checked_tokens(ids, types, positions, input.starts.back());
+    expect_types(token, input.starts.back());
     if (heads.size() != depth() + 1) throw std::invalid_argument("one head (or None) is needed for each layer, and exit 0");
     if (!rule.exits.empty() && rule.exits.back() >= depth()) throw std::invalid_argument("an exit lies above the model");
     std::vector<std::shared_ptr<const Head>> own(depth() + 1);
@@ -472,9 +501,10 @@ class PyEncoder {
     expect_shape(logits, {rows, outputs}, "logits");
     expect_shape(exit_layer, {rows}, "exit layers");
     if (rows == 0) return;
-    input.ids = ids.data();
-    input.types = types ? types->data() : nullptr;
-    input.positions = positions.data();
+    input.ids = token.ids.data();
+    input.types = token.types.data();
+    input.positions = token.positions.data();
+    used_ = true;
     float* const logits_to = logits.data();
     std::int64_t* const layers_to = exit_layer.data();
     const Head* const unit = exit_unit == nullptr ? nullptr : exit_unit->head.get();
@@ -498,15 +528,22 @@ class PyEncoder {
       throw std::invalid_argument("layer " + std::to_string(layer) + " does not exist in a model of " +
                                   std::to_string(depth()));
   }
-  void check_tokens(const std::optional<Integers>& ids, const std::optional<Integers>& types,
-                    const std::optional<Integers>& positions, std::size_t tokens, bool embeds) const {
+  Tokens checked_tokens(const std::optional<Integers>& ids, const std::optional<Integers>& types,
+                        const std::optional<Integers>& positions, std::size_t tokens) const {
     const Embeddings& e = encoder_->embeddings();
-    if (!ids || !positions) throw std::invalid_argument("ids and positions of the tokens are needed");
-    check_range(*ids, tokens, static_cast<std::int64_t>(e.word_count), "ids");
-    check_range(*positions, tokens, static_cast<std::int64_t>(e.position_count - e.first_position), "positions");
-    if (!embeds || e.types == nullptr) return;
-    if (!types) throw std::invalid_argument("types of the tokens are needed");
-    check_range(*types, tokens, static_cast<std::int64_t>(e.type_count), "types");
+    Tokens copied;
+    if (ids) copied.ids = checked_copy(*ids, tokens, static_cast<std::int64_t>(e.word_count), "ids");
+    if (positions) {
+      const std::size_t longest = e.position_count - e.first_position;
+      copied.positions = checked_copy(*positions, tokens, static_cast<std::int64_t>(longest), "positions");
+    }
+    if (types && e.types != nullptr)
+      copied.types = checked_copy(*types, tokens, static_cast<std::int64_t>(e.type_count), "types");
+    return copied;
+  }
+  void expect_types(const Tokens& token, std::size_t tokens) const {
+    if (encoder_->embeddings().types != nullptr && token.types.size() != tokens)
+      throw std::invalid_argument("types of the tokens are needed");
   }
   void copy_in(const float* from, std::size_t tokens, float* to) const {
     const std::size_t hidden = encoder_->hidden(), stride = encoder_->stride();
@@ -521,6 +558,8 @@ class PyEncoder {
   }
 
   InstructionSet set_;
+  bool used_ = false;  // layers are fixed: another thread may be running them
+  bool counts_distances_ = false;
   std::unique_ptr<Encoder> encoder_;
   std::vector<nb::object> kept_alive_;
 };
@@ -567,7 +606,7 @@ NB_MODULE(_native, m) {
       .def("add_layer", &PyEncoder::add_layer, nb::arg("heads"), nb::arg("head_width"), nb::arg("query_key_value"),
            nb::arg("out"), nb::arg("up"), nb::arg("down"), nb::arg("activation"), nb::arg("attention_weight"),
            nb::arg("attention_bias"), nb::arg("attention_epsilon"), nb::arg("feed_weight"), nb::arg("feed_bias"),
-           nb::arg("feed_epsilon"))
+           nb::arg("feed_epsilon"), nb::arg("distance_bias").none() = nb::none())
       .def_prop_ro("instruction_set", &PyEncoder::instruction_set)
       .def_prop_ro("threads", &PyEncoder::threads)
       .def_prop_ro("depth", &PyEncoder::depth)

@@ -93,10 +93,13 @@ void attend_rows(Context& context, const HeadsAttention& a) {
     h.scale = 1.0f / std::sqrt(static_cast<float>(a.width));
     h.output_stride = a.output_stride;
     h.scratch = scratch + scratch_size * ThreadTeam::current();
+    h.same = a.same;
+    h.reach = static_cast<std::int64_t>(a.reach);
     h.query_positions = a.query_positions == nullptr ? nullptr : a.query_positions + query;
     h.key_positions = a.key_positions == nullptr ? nullptr : a.key_positions + key;
     for (std::size_t head = first_head; head < last_head; ++head) {
       const std::size_t column = head * a.width;
+      h.distance_bias = a.distance_bias == nullptr ? nullptr : a.distance_bias + head * (2 * a.reach + 1);
       h.queries = a.queries + query * a.query_stride + column;
       h.keys = a.keys + key * a.key_stride + column;
       h.values = a.values + key * a.key_stride + column;
@@ -155,6 +158,9 @@ void Encoder::attend(Context& context, std::size_t number, const Attention& atte
     heads.query_starts = attention.query_starts.data() + first;
     heads.key_starts = attention.key_starts.data() + first;
     heads.rows = last - first;
+    heads.same = same;
+    heads.distance_bias = layer.distance_bias.empty() ? nullptr : layer.distance_bias.data();
+    heads.reach = layer.reach;
     heads.query_positions = attention.query_positions == nullptr ? nullptr : attention.query_positions + query;
     heads.key_positions = attention.key_positions == nullptr ? nullptr : attention.key_positions + key;
     heads.output = mixed;
@@ -188,10 +194,11 @@ void Encoder::feed(Context& context, std::size_t number, const float* states, st
   }
 }
 
-void Encoder::run_layer(Context& context, std::size_t number, const Starts& starts, float* states) const {
+void Encoder::run_layer(Context& context, std::size_t number, const Starts& starts, const std::int64_t* positions,
+                        float* states) const {
   const std::size_t tokens = starts.back();
   float* const between = context.work.other_states.at_least(tokens * stride());
-  attend(context, number, {states, states, starts, starts, nullptr, nullptr, between, nullptr});
+  attend(context, number, {states, states, starts, starts, positions, positions, between, nullptr});
   feed(context, number, between, tokens, states);
 }
 

@@ -30,6 +30,8 @@ struct Layer {
   std::shared_ptr<const Linear> out, up, down;
   Activation activation;
   Norm attention_norm, feed_norm;
+  std::vector<float> distance_bias;  // [heads, 2 * reach + 1] added to the attention scores of distances, or empty
+  std::size_t reach = 0;
 
   std::size_t inner() const { return heads * head_width; }
   std::size_t inner_stride() const { return round_up(inner(), kPanel); }
@@ -74,13 +76,15 @@ class Encoder {
   // All states have `stride` floats a token, zeros behind the first `hidden`.
   void embed(Context& context, const std::int64_t* ids, const std::int64_t* types, const std::int64_t* positions,
              std::size_t tokens, float* states) const;
-  void run_layer(Context& context, std::size_t number, const Starts& starts, float* states) const;
+  // `positions` [tokens] may be nullptr where no layer counts distances.
+  void run_layer(Context& context, std::size_t number, const Starts& starts, const std::int64_t* positions,
+                 float* states) const;
 
   // The first half alone. `queries` are some of the tokens whose states are `keys`; with the same pointer, all of them.
   struct Attention {
     const float *queries, *keys;
     const Starts &query_starts, &key_starts;
-    const std::int64_t *query_positions, *key_positions;  // nullptr where queries are the keys
+    const std::int64_t *query_positions, *key_positions;  // may be nullptr where queries are the keys
     float* output;                                        // [queries, stride]
     const AttentionScores* scores;                        // or nullptr
   };
@@ -105,7 +109,10 @@ struct HeadsAttention {
   std::size_t heads, width;
   const std::size_t *query_starts, *key_starts;  // [rows + 1]
   std::size_t rows;
+  bool same;  // queries are the keys
   const std::int64_t *query_positions, *key_positions;
+  const float* distance_bias;  // [heads, 2 * reach + 1] or nullptr
+  std::size_t reach;
   float* output;
   std::size_t output_stride;
   const AttentionScores* scores;

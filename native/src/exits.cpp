@@ -67,6 +67,7 @@ std::size_t run_step(Context& context, const HeadStep& step, std::size_t rows, s
     heads.query_stride = heads.key_stride = current_stride;
     heads.heads = step.heads;
     heads.width = inner / step.heads;
+    heads.same = true;
     heads.query_starts = heads.key_starts = starts->data();
     heads.rows = starts->size() - 1;
     heads.output = output;
@@ -269,13 +270,14 @@ void run_rule(Encoder& encoder, Context& context, const Rule& rule, const RowSet
   batch.id_starts = id_starts.data();
   encoder.embed(context, input.ids, input.types, input.positions, input.starts.back(), batch.states);
 
+  std::vector<std::int64_t> positions(input.positions, input.positions + input.starts.back());  // of live tokens
   std::vector<std::size_t> origin(batch.rows()), all, leaving;
   for (std::size_t row = 0; row < origin.size(); ++row) origin[row] = row;
   std::vector<float> current(origin.size() * outputs), previous;  // logits of live rows, after this exit and the last
   std::vector<std::int64_t> streak(origin.size(), 0);
   std::size_t exit_number = 0;
   for (std::size_t layer = 0; layer <= depth && batch.rows() > 0; ++layer) {
-    if (layer > 0) encoder.run_layer(context, layer, batch.starts, batch.states);
+    if (layer > 0) encoder.run_layer(context, layer, batch.starts, positions.data(), batch.states);
     const std::size_t rows = batch.rows();
     all.resize(rows);
     for (std::size_t row = 0; row < rows; ++row) all[row] = row;
@@ -346,6 +348,8 @@ void run_rule(Encoder& encoder, Context& context, const Rule& rule, const RowSet
       if (kept != row) {
         std::memmove(batch.states + starts.back() * stride, batch.states + batch.starts[row] * stride,
                      tokens * stride * sizeof(float));
+        std::memmove(positions.data() + starts.back(), positions.data() + batch.starts[row],
+                     tokens * sizeof(std::int64_t));
         origin[kept] = origin[row];
         id_starts[kept] = id_starts[row];
         streak[kept] = streak[row];

@@ -18,7 +18,7 @@ enum class Activation : int { none, gelu, gelu_tanh, relu, tanh, sigmoid };
 
 constexpr std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
 
-// rows × one or more panels: output = activation(input · weightsᵀ + bias) + residual
+// rows × one or more panels: output = input · weightsᵀ + bias + residual
 struct MatrixProduct {
   const void* input;          // [rows, input_stride] of the precision: float, bf16 or bytes
   std::size_t input_stride;   // in elements
@@ -29,7 +29,6 @@ struct MatrixProduct {
   const float* bias;          // [panels * kPanel]
   const float* weight_scale;  // int8: [panels * kPanel]
   const std::int32_t* weight_sum;  // int8: [panels * kPanel], of the weights of each column
-  Activation activation;
   const float* residual;  // [rows, residual_stride] or nullptr
   std::size_t residual_stride;
   float* output;  // [rows, output_stride]
@@ -51,8 +50,11 @@ struct HeadAttention {
   float* scratch;                         // attention_scratch(key_count, width) floats
   float* column_sums;                     // [key_count] attention each key received, or nullptr
   float* diagonal;                        // [key_count] attention each token gave itself; with column_sums only
-  const std::int64_t* query_positions;    // [query_count] which token each query is; nullptr: queries are the keys
+  bool same;                              // queries are the keys
+  const std::int64_t* query_positions;    // [query_count] in the original row; where distances count, or not same
   const std::int64_t* key_positions;      // [key_count]
+  const float* distance_bias;             // [2 * reach + 1] added to the score of each distance, or nullptr
+  std::int64_t reach;                     // larger distances count as this one
 };
 
 inline std::size_t attention_scratch(std::size_t keys, std::size_t width) {

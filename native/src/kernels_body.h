@@ -75,7 +75,7 @@ void activate(Activation activation, float* row, std::size_t count) {
 
 // One value of an output on its way from the sums to memory.
 inline void finish(const MatrixProduct& p, std::size_t row, std::size_t column, Vector sum) {
-  Vector value = activated(p.activation, sum + Vector::load(p.bias + column));
+  Vector value = sum + Vector::load(p.bias + column);
   if (p.residual != nullptr) value = value + Vector::load(p.residual + row * p.residual_stride + column);
   value.store(p.output + row * p.output_stride + column);
 }
@@ -180,9 +180,19 @@ inline void softmax(float* scores, std::size_t count, std::size_t padded, float 
   for (i = count; i < padded; ++i) scores[i] = 0.0f;
 }
 
+// Adds what the distance between a query and each key is worth, before the softmax multiplies scores by its scale.
+inline void add_distance_bias(const HeadAttention& h, std::size_t query, float* scores) {
+  const float inverse = 1.0f / h.scale;
+  for (std::size_t key = 0; key < h.key_count; ++key) {
+    std::int64_t distance = h.query_positions[query] - h.key_positions[key];
+    distance = distance < -h.reach ? -h.reach : distance > h.reach ? h.reach : distance;
+    scores[key] += h.distance_bias[distance + h.reach] * inverse;
+  }
+}
+
 inline void note_scores(const HeadAttention& h, const float* shares, std::size_t query) {
   for (std::size_t key = 0; key < h.key_count; ++key) h.column_sums[key] += shares[key];
-  if (h.query_positions == nullptr) {
+  if (h.same) {
     h.diagonal[query] = shares[query];
     return;
   }
@@ -223,6 +233,7 @@ void attend(const HeadAttention& h) {
                                     kPanel, h.width, shares + panel, padded_keys, kPanel);
     }
     for (std::size_t r = 0; r < rows; ++r) {
+      if (h.distance_bias != nullptr) add_distance_bias(h, first + r, shares + r * padded_keys);
       softmax(shares + r * padded_keys, h.key_count, padded_keys, h.scale);
       if (h.column_sums != nullptr) note_scores(h, shares + r * padded_keys, first + r);
     }

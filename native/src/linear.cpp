@@ -151,13 +151,15 @@ void Linear::apply(ThreadTeam& team, const Kernels& kernels, RoundedRows& rounde
     p.bias = bias_.data() + column;
     p.weight_scale = scales_ == nullptr ? nullptr : scales_ + column;
     p.weight_sum = sums_ == nullptr ? nullptr : sums_ + column;
-    p.activation = output.activation;
     p.residual = output.residual == nullptr ? nullptr : output.residual + first_row * output.residual_stride + column;
     p.residual_stride = output.residual_stride;
     p.output = output.values + first_row * output.stride + column;
     p.output_stride = output.stride;
     p.rows = last_row - first_row;
     product(p);
+    if (output.activation == Activation::none) return;
+    for (std::size_t row = 0; row < p.rows; ++row)
+      kernels.activate(output.activation, p.output + row * p.output_stride, p.panels * kPanel);
   });
 }
 

@@ -73,7 +73,7 @@ class Linear {
     std::size_t residual_stride = 0;
   };
 
-  // output[row] = activation(weights · input[row] + bias) + residual[row], for panels first_panel … last_panel - 1 only.
+  // output[row] = activation(weights · input[row] + bias + residual[row]), for panels first_panel … last_panel - 1 only.
   void apply(ThreadTeam& team, const Kernels& kernels, RoundedRows& rounded, const float* input,
              std::size_t input_stride, std::size_t rows, const Output& output, std::size_t first_panel,
              std::size_t last_panel) const;

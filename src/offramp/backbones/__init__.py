@@ -19,6 +19,7 @@ from offramp.backbones._prunable import PrunableLayer as PrunableLayer
 from offramp.core.attention import AttentionScores, Layout
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.decoder import BlockCost, StepBlock
+from offramp.core.head_spec import HeadSpec, Step
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 
@@ -54,6 +55,18 @@ FREE = HeadCost(0, 0)
 
 
 @dataclass(frozen=True)
+class EmbeddingTables:
+    """Embeddings that are a sum of look-ups, a norm, and a projection if they are narrower than the states."""
+
+    words: nn.Embedding
+    positions: nn.Embedding
+    types: nn.Embedding | None
+    norm: nn.LayerNorm
+    first_position: int = 0  # added to every position
+    projection: nn.Linear | None = None
+
+
+@dataclass(frozen=True)
 class Encoder:
     """The encoder of a model for the packed loop; it shares parameters with the Hugging Face model."""
 
@@ -63,6 +76,7 @@ class Encoder:
     hidden: int
     positions: int  # the longest row the backbone can take
     embed_cost: HeadCost = FREE
+    tables: EmbeddingTables | None = None  # what `embed` looks up, where it is nothing but look-ups
 
     @property
     def depth(self) -> int:
@@ -112,11 +126,13 @@ class Head:
 
     apply: Callable[[Packed], Tensor]
     cost: HeadCost
+    spec: HeadSpec | None = None  # the same as plain data, where it is nothing but linear layers
 
 
-def row_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:
-    """Return a head that reads each row's first token."""
-    return Head(lambda packed: apply(packed.first()), HeadCost(linear_macs(*modules), 0))
+def row_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module, steps: tuple[Step, ...] = ()) -> Head:
+    """Return a head that reads each row's first token; `steps` are the same head as plain data."""
+    spec = HeadSpec(("first",), steps) if steps else None
+    return Head(lambda packed: apply(packed.first()), HeadCost(linear_macs(*modules), 0), spec)
 
 
 def token_head(apply: Callable[[Tensor], Tensor], *modules: nn.Module) -> Head:

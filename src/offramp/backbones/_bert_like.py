@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from offramp.backbones import Head, token_head
+from offramp.backbones import EmbeddingTables, Head, token_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.packed import Packed
@@ -43,6 +43,13 @@ def bert_embeddings(embeddings: Any, packed: Packed, first_position: int = 0) ->
         position_ids=packed.tokens[POSITION][None] + first_position,
     )
     return embedded[0]
+
+
+def bert_tables(embeddings: Any, first_position: int = 0, projection: nn.Linear | None = None) -> EmbeddingTables:
+    """Return the tables of BERT's embeddings; families without token types have no such table."""
+    types = getattr(embeddings, "token_type_embeddings", None)
+    words, positions, norm = embeddings.word_embeddings, embeddings.position_embeddings, embeddings.LayerNorm
+    return EmbeddingTables(words, positions, types, norm, first_position, projection)
 
 
 def plain_token_head(model: Any, auto_class: str) -> Head | None:

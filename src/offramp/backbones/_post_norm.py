@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,17 @@ class Sublayers:
     down: nn.Linear
     down_dropout: nn.Module
     feed_norm: nn.LayerNorm
+
+
+class LayerMatrices(NamedTuple):
+    """Weight and bias of every matrix of a layer, of the heads and neurons that are computed."""
+
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor]
+    value: tuple[Tensor, Tensor]
+    out: tuple[Tensor, Tensor]
+    up: tuple[Tensor, Tensor]
+    down: tuple[Tensor, Tensor]
 
 
 class PostNormLayer(PrunableLayer):
@@ -88,6 +100,21 @@ class PostNormLayer(PrunableLayer):
             return tables
         width = len(self.columns) // self.heads
         return tables.select_heads(self.columns[::width] // width)
+
+    def matrices(self) -> LayerMatrices:
+        """Return the matrices that the layer computes with, for engines that keep their own copy."""
+        p = self.parts
+        out = self.kept_part("out", p.out.weight, self.columns, 1), p.out.bias
+        up = (
+            self.kept_part("up 0", p.up.weight, self.neurons, 0),
+            self.kept_part("up 1", p.up.bias, self.neurons, 0),
+        )
+        down = self.kept_part("down", p.down.weight, self.neurons, 1), p.down.bias
+        return LayerMatrices(*(self._project(name) for name in ("query", "key", "value")), out, up, down)
+
+    def distance_logits(self) -> RelativePositions | None:
+        """Return the logits of distances, for the heads that are computed; None in families without."""
+        return self._relative()
 
     def output_projections(self) -> tuple[nn.Linear, nn.Linear]:
         return self.parts.out, self.parts.down

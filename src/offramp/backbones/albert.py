@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._bert_like import bert_embeddings, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_tables, plain_token_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("albert",)
 
@@ -49,7 +50,8 @@ def encoder(model: Any) -> Encoder:
     per_group = config.num_hidden_layers / config.num_hidden_groups
     stack = [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_group)]]
     price = HeadCost(0, linear_macs(project))
-    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
+    tables = bert_tables(base.embeddings, projection=project)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price, tables)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
@@ -60,6 +62,7 @@ def head(model: Any, auto_class: str) -> Head | None:
             lambda x: model.classifier(model.dropout(base.pooler_activation(base.pooler(x)))),
             base.pooler,
             model.classifier,
+            steps=(LinearStep(base.pooler, "tanh"), LinearStep(model.classifier)),
         )
     if auto_class == "AutoModelForMaskedLM":
         return token_head(model.predictions, model.predictions)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, plain_token_head
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("bert",)
 
@@ -18,7 +19,8 @@ def encoder(model: Any) -> Encoder:
     base, config = model.base_model, model.config
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
     embed = partial(bert_embeddings, base.embeddings)
-    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings)
+    tables = bert_tables(base.embeddings)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, tables=tables)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
@@ -26,7 +28,10 @@ def head(model: Any, auto_class: str) -> Head | None:
     if auto_class == "AutoModelForSequenceClassification":
         pooler = model.bert.pooler
         return row_head(
-            lambda x: model.classifier(model.dropout(pooler.activation(pooler.dense(x)))), pooler, model.classifier
+            lambda x: model.classifier(model.dropout(pooler.activation(pooler.dense(x)))),
+            pooler,
+            model.classifier,
+            steps=(LinearStep(pooler.dense, "tanh"), LinearStep(model.classifier)),
         )
     if auto_class == "AutoModelForMaskedLM":
         return token_head(model.cls, model.cls)

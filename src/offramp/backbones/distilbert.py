@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
+from offramp.backbones._bert_like import bert_tables
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION
 from offramp.core.packed import Packed
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("distilbert",)
 
@@ -43,14 +45,16 @@ def encoder(model: Any) -> Encoder:
         return embedded[0]
 
     stack = [PostNormLayer(_sublayers(block), config.n_heads) for block in base.transformer.layer]
-    return Encoder(embed, stack, nn.Identity(), config.dim, config.max_position_embeddings)
+    tables = bert_tables(base.embeddings)
+    return Encoder(embed, stack, nn.Identity(), config.dim, config.max_position_embeddings, tables=tables)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
         first, last = model.pre_classifier, model.classifier
-        return row_head(lambda x: last(model.dropout(torch.relu(first(x)))), first, last)
+        steps = (LinearStep(first, "relu"), LinearStep(last))
+        return row_head(lambda x: last(model.dropout(torch.relu(first(x)))), first, last, steps=steps)
     if auto_class == "AutoModelForTokenClassification":
         return token_head(lambda x: model.classifier(model.dropout(x)), model.classifier)
     if auto_class == "AutoModelForQuestionAnswering":

@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, plain_token_head
 from offramp.core.cost import HeadCost
 from offramp.core.packed import Packed
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("electra",)
 
@@ -26,13 +27,16 @@ def encoder(model: Any) -> Encoder:
 
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
     price = HeadCost(0, linear_macs(project))
-    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price)
+    tables = bert_tables(base.embeddings, projection=base.embeddings_project if narrow else None)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, config.max_position_embeddings, price, tables)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
-        return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
+        own = model.classifier
+        steps = (LinearStep(own.dense, "gelu"), LinearStep(own.out_proj))
+        return row_head(lambda x: own(x[:, None]), own, steps=steps)
     if auto_class == "AutoModelForMaskedLM":
         first, last = model.generator_predictions, model.generator_lm_head
         return token_head(lambda x: last(first(x)), first, last)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import plain_token_head
+from offramp.backbones._bert_like import bert_tables, plain_token_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.attention import RelativePositions
 from offramp.core.columns import ID, POSITION
 from offramp.core.packed import Packed
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("mpnet",)
 REACH = 128  # distances beyond this one share a bucket
@@ -35,7 +36,8 @@ def encoder(model: Any) -> Encoder:
     stack = [PostNormLayer(_sublayers(layer), config.num_attention_heads, partial(_relative, table, buckets))
              for layer in base.encoder.layer]  # fmt: skip
     longest = config.max_position_embeddings - first_position
-    return Encoder(words, stack, nn.Identity(), config.hidden_size, longest)
+    tables = bert_tables(base.embeddings, first_position)
+    return Encoder(words, stack, nn.Identity(), config.hidden_size, longest, tables=tables)
 
 
 def _relative(table: nn.Embedding, buckets: Tensor) -> RelativePositions:
@@ -63,7 +65,9 @@ def _sublayers(layer: Any) -> Sublayers:
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
-        return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
+        own = model.classifier
+        steps = (LinearStep(own.dense, "tanh"), LinearStep(own.out_proj))
+        return row_head(lambda x: own(x[:, None]), own, steps=steps)
     if auto_class == "AutoModelForMaskedLM":
         return token_head(model.lm_head, model.lm_head)
     return plain_token_head(model, auto_class)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import bert_embeddings, bert_layers, plain_token_head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, plain_token_head
+from offramp.core.head_spec import LinearStep
 
 MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
@@ -19,13 +20,16 @@ def encoder(model: Any) -> Encoder:
     stack = bert_layers(base.encoder.layer, config.num_attention_heads)
     embed = partial(bert_embeddings, base.embeddings, first_position=base.embeddings.padding_idx + 1)
     longest = config.max_position_embeddings - base.embeddings.padding_idx - 1
-    return Encoder(embed, stack, nn.Identity(), config.hidden_size, longest)
+    tables = bert_tables(base.embeddings, base.embeddings.padding_idx + 1)
+    return Encoder(embed, stack, nn.Identity(), config.hidden_size, longest, tables=tables)
 
 
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
     if auto_class == "AutoModelForSequenceClassification":
-        return row_head(lambda x: model.classifier(x[:, None]), model.classifier)
+        own = model.classifier
+        steps = (LinearStep(own.dense, "tanh"), LinearStep(own.out_proj))
+        return row_head(lambda x: own(x[:, None]), own, steps=steps)
     if auto_class == "AutoModelForMaskedLM":
         return token_head(model.lm_head, model.lm_head)
     return plain_token_head(model, auto_class)

@@ -57,8 +57,12 @@ class Engine(Protocol):
             x = self.feed(layer, self.attend(layer, x, x, packed.layout, False)[0])
         return Segment(x, None)
 
+    def runs_rule(self, rule: ExitRule, exit_heads: ExitHeads) -> bool:
+        """Return whether `run_rule` serves a rule over these exit heads."""
+        return rule.measure in self.rule_measures
+
     def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
-        """Run a whole batch under an exit rule; called only for measures in `rule_measures`."""
+        """Run a whole batch under an exit rule; called only where `runs_rule` is true."""
         raise AssertionError(f"this engine lists no measures, so it is never given the rule {rule}")
 
     def running(self) -> AbstractContextManager[None]:

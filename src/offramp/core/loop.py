@@ -236,7 +236,7 @@ def run(engine: Engine, exit_heads: ExitHeads, policy: Policy, packed: Packed) -
     """Run a packed batch through the layers, as far as the policy sends each row and token."""
     with engine.running():
         rule = policy.rule()
-        if rule is not None and rule.measure in engine.rule_measures and not exit_heads.per_token:
+        if rule is not None and not exit_heads.per_token and engine.runs_rule(rule, exit_heads):
             logits, exit_layer = engine.run_rule(rule, exit_heads, packed)
             trace = rule_trace(rule, packed, exit_layer, engine.depth)
             return Result(logits.float(), exit_layer.double(), trace)

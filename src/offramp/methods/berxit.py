@@ -15,7 +15,7 @@ Relations: BranchyNet with another schedule and a learned rule. With PABEE, the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
+from offramp.core.head_spec import ActivationStep, HeadSpec
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.core.policy import Needs, Policy
@@ -52,6 +53,11 @@ class ExitErrorUnit(nn.Module):
         super().__init__()
         self.reader = ExitHead(hidden, 1, "meanmax" if pool == "meanmax" else "mean", dropout=0.0)
         self.cost = HeadCost(linear_macs(self), 0)
+
+    def spec(self) -> HeadSpec | None:
+        """Return the unit as plain data."""
+        reader = self.reader.spec()
+        return None if reader is None else replace(reader, row_steps=(*reader.row_steps, ActivationStep("sigmoid")))
 
     def forward(self, layer: int, packed: Packed) -> Tensor:
         """Return the estimated error of every row, 0…1."""  # [rows]

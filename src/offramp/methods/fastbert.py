@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from offramp.core.attention import AttentionOptions, attend
 from offramp.core.columns import PRESENT
 from offramp.core.cost import HeadCost
+from offramp.core.head_spec import AttentionStep, HeadSpec, LinearStep
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.methods._base import DepthMethod
@@ -60,6 +61,13 @@ class AttendingExitHead(nn.Module):
         token, row = WIDTH * (hidden + 4 * WIDTH), WIDTH * (WIDTH + outputs)
         cost = (0, token + row) if per_token else (row, token)
         self.cost = HeadCost(*cost, pair=2 * WIDTH)
+
+    def spec(self) -> HeadSpec | None:
+        """Return the head as plain data; None where it answers per token."""
+        if self.per_token:
+            return None
+        attending = (LinearStep(self.narrow, "tanh"), LinearStep(self.mix), AttentionStep(HEADS), LinearStep(self.out))
+        return HeadSpec(("mean",), (LinearStep(self.dense, "tanh"), LinearStep(self.project)), attending)
 
     def forward(self, packed: Packed) -> Tensor:
         """Return logits per row, or per token."""

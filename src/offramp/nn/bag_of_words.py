@@ -15,6 +15,7 @@ that were fitted without its own fold of the rows (`FOLDS`); the tables fitted t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from offramp.core.columns import FOLD, ID, POSITION, PRESENT
 from offramp.core.cost import HeadCost
+from offramp.core.head_spec import DescribedHead, HeadSpec, WordTables
 from offramp.core.packed import Packed
 from offramp.nn.artifacts import FittedModule, load_or_compute
 from offramp.nn.batches import FOLDS, Data, fold_of
@@ -76,6 +78,11 @@ class BagOfWordsExit(nn.Module):
         self.pairs = nn.Parameter(torch.zeros(PAIR_BUCKETS, outputs))
         self.cost = cost._replace(token=cost.token + 2 * outputs)  # two additions per token and answer
 
+    def spec(self) -> HeadSpec | None:
+        """Return the head as plain data, where the inner head is."""
+        tables = WordTables(self.words, self.pairs, HASH_FACTORS, None, self.TABLE_SCALE, False)
+        return _with_tables(self.inner, tables)
+
     def forward(self, packed: Packed) -> Tensor:
         """Return the logits of every row."""
         pairs, weight = self.neighbours(packed)
@@ -112,6 +119,10 @@ class FittedBagOfWordsExit(FittedModule):
             self.get_buffer(name).copy_(values[0])
             self.fold_tables[name] = values[1:].to(self.words.device)
 
+    def spec(self) -> HeadSpec | None:
+        """Return the head as plain data, where the inner head is."""
+        return _with_tables(self.inner, WordTables(self.words, self.pairs, HASH_FACTORS, self.bias, 1.0, True))
+
     def forward(self, packed: Packed) -> Tensor:
         """Return the logits of every row."""
         ids, (pairs, weight), bias = packed.tokens[ID], self.neighbours(packed), self.bias
@@ -127,6 +138,11 @@ class FittedBagOfWordsExit(FittedModule):
         length = packed.sums(_times_presence(packed, torch.ones_like(scores[:, :1])))
         logits: Tensor = self.inner(packed) + bias + packed.sums(scores) * length.rsqrt()
         return logits
+
+
+def _with_tables(inner: nn.Module, tables: WordTables) -> HeadSpec | None:
+    spec = inner.spec() if isinstance(inner, DescribedHead) else None
+    return None if spec is None else replace(spec, word_tables=tables)
 
 
 def _times_presence(packed: Packed, scores: Tensor) -> Tensor:

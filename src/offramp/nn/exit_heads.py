@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
 from offramp.core.cost import HeadCost
+from offramp.core.head_spec import ActivationStep, HeadSpec, LinearStep, NormStep, Pooling
 from offramp.core.packed import Packed
 
 Pool = Literal["first", "mean", "meanmax"]
@@ -50,6 +51,14 @@ class ExitHead(nn.Module):
         normed: Tensor = self.norm(states)
         return normed
 
+    def spec(self) -> HeadSpec | None:
+        """Return the head as plain data; None where it answers per token."""
+        if self.pool is None:
+            return None
+        pooling: tuple[Pooling, ...] = ("mean", "max") if self.pool == "meanmax" else (self.pool,)
+        dense = () if self.dense is None else (LinearStep(self.dense, "tanh"),)
+        return HeadSpec(pooling, (*dense, NormStep(self.norm), LinearStep(self.project)))
+
     def forward(self, packed: Packed) -> Tensor:
         """Return logits per row, or per token where `pool` is None."""
         logits: Tensor = self.project(self.dropout(self.features(packed)))
@@ -63,6 +72,9 @@ class SharedExitHead(nn.Module):
         super().__init__()
         self._apply_head, self.cost = apply, cost
 
+    def spec(self) -> None:
+        """Return None: what the model's own head computes is known to its backbone only."""
+
     def forward(self, packed: Packed) -> Tensor:
         """Return the logits of the model's own head on this layer's states."""
         return self._apply_head(packed)
@@ -75,6 +87,10 @@ class MeanMaxHead(nn.Module):
         super().__init__()
         self.dropout, self.project = nn.Dropout(0.1), nn.Linear(2 * hidden, outputs)
         self.cost = HeadCost(linear_macs(self), 0)
+
+    def spec(self) -> HeadSpec:
+        """Return the head as plain data."""
+        return HeadSpec(("max", "mean"), (ActivationStep("relu"), LinearStep(self.project)))
 
     def forward(self, packed: Packed) -> Tensor:
         """Return the logits of every row."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from offramp import backbones
 from offramp.backbones import Decoder, Encoder, Head, PrunableLayer
 from offramp.core.cost import HeadCost, LayerCost
+from offramp.core.head_spec import DescribedHead, HeadSpec
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.artifacts import FittedModule
@@ -74,6 +75,24 @@ class Network:
         else:
             logits = self.added[FINAL_HEAD](packed) if FINAL_HEAD in self.added else self.model_head.apply(packed)
         return logits
+
+    def head_spec(self, layer: int) -> HeadSpec | None:
+        """Return the exit after a layer as plain data; None where it is more than that, or missing."""
+        if not isinstance(self.encoder.final, nn.Identity):
+            return None
+        if layer < self.depth:
+            head: object = self.exit_heads.get(layer)
+        elif FINAL_HEAD in self.added:
+            head = self.added[FINAL_HEAD]
+        else:
+            return self.model_head.spec
+        return head.spec() if isinstance(head, DescribedHead) else None
+
+    def exit_unit_spec(self) -> HeadSpec | None:
+        """Return the learned exit unit as plain data; None where it is more than that, or missing."""
+        unit = self.added[EXIT_UNIT] if EXIT_UNIT in self.added else None
+        described = isinstance(unit, DescribedHead) and isinstance(self.encoder.final, nn.Identity)
+        return unit.spec() if described else None
 
     def embed_cost(self) -> HeadCost:
         """Return the MACs of the embeddings."""

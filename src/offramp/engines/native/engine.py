@@ -1,0 +1,300 @@
+"""The C++ engine: BERT-like encoders in fp32, bf16 or int8; embeddings, exits, norms and softmax are always fp32.
+
+A row's numbers do not depend on its batch at all, bit by bit, in every precision: every sum has one fixed order, and
+int8 activations have a scale per token. Where a policy is a rule over exits, a batch goes in as token ids and comes out
+as logits and exit layers; other policies run segment by segment on the same kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from offramp.backbones import EmbeddingTables, Encoder
+from offramp.backbones._post_norm import PostNormLayer
+from offramp.core.columns import ID, PATIENCE, POSITION, TEMPERATURES, THRESHOLDS, TYPE
+from offramp.core.engine import Engine, ExitHeads, RuleResult, Segment
+from offramp.core.layout import AttentionScores, Layout
+from offramp.core.packed import Packed
+from offramp.core.rules import ExitRule
+from offramp.engines import EngineOptions
+from offramp.engines.native.heads import NativeExitHeads
+from offramp.engines.native.library import instruction_set, library
+from offramp.engines.native.weights import Floats, Matrix, as_floats, pack_matrices
+from offramp.errors import OfframpError
+
+ACTIVATIONS = {  # class of the activation module → its name in C++
+    "GELUActivation": "gelu",
+    "NewGELUActivation": "gelu_tanh",
+    "GELUTanh": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "ReLU": "relu",
+}
+FIRST_PRECISION = {"bf16": "avx512_bf16"}  # precisions that need an instruction set
+
+
+class NativeEngine(Engine):
+    """Runs layers, exits and whole rules in C++."""
+
+    rule_measures: ClassVar[frozenset[str]] = frozenset(
+        {"entropy", "normalised_entropy", "least_confidence", "exit_unit", "patience"}
+    )
+
+    def __init__(self, encoder: Encoder, native: Any, precision: str) -> None:
+        self.encoder, self.native, self.precision = encoder, native, precision
+        self._depth = encoder.depth
+        self._heads: dict[int, NativeExitHeads] = {}
+        self._rules: dict[ExitRule, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self._depth
+
+    @property
+    def instruction_set(self) -> str:
+        """The instruction set of the kernels that run."""
+        name: str = self.native.instruction_set
+        return name
+
+    def embed(self, packed: Packed) -> Tensor:
+        """Return the embeddings of the packed tokens."""
+        return self._run(0, 0, packed, None)[0]
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, where: Layout, scores: bool
+    ) -> tuple[Tensor, AttentionScores | None]:
+        """Run the first half of a layer (1…depth)."""
+        same = queries is keys
+        keys = keys.contiguous()
+        queries = keys if same else queries.contiguous()
+        output = torch.empty(queries.shape[0], self.encoder.hidden)
+        given = AttentionScores(torch.empty(keys.shape[0]), torch.empty(keys.shape[0])) if scores else None
+        self.native.attend(
+            layer,
+            queries.numpy(),
+            keys.numpy(),
+            where.query_lengths,
+            where.key_lengths,
+            where.query_position.contiguous().numpy(),
+            where.key_position.contiguous().numpy(),
+            output.numpy(),
+            None if given is None else given.columns.numpy(),
+            None if given is None else given.diagonal.numpy(),
+        )
+        return output, given
+
+    def feed(self, layer: int, x: Tensor) -> Tensor:
+        """Run the second half of a layer."""
+        output = torch.empty(x.shape)
+        self.native.feed(layer, x.contiguous().numpy(), output.numpy())
+        return output
+
+    def run_segment(self, first: int, last: int, exit_heads: ExitHeads | None, packed: Packed) -> Segment:
+        """Run layers together, with the exit after the last one where it is described."""
+        return Segment(*self._run(first, last, packed, exit_heads))
+
+    def runs_rule(self, rule: ExitRule, exit_heads: ExitHeads) -> bool:
+        """Return whether all exits that the rule consults can be computed in C++."""
+        if rule.measure not in self.rule_measures:
+            return False
+        heads = self._own(exit_heads)
+        if rule.measure == "exit_unit" and rule.consulted and heads.unit() is None:
+            return False
+        return all(heads.head(layer) is not None for layer in (*rule.consulted, self.depth))
+
+    def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
+        """Run a whole batch under an exit rule, in one call."""
+        heads, tokens, rows = self._own(exit_heads), packed.tokens, packed.rows
+        wanted = {*rule.consulted, self.depth}
+        by_layer = [heads.head(layer) if layer in wanted else None for layer in range(self.depth + 1)]
+        logits = torch.empty(packed.count, heads.outputs(self.depth))
+        exit_layer = torch.empty(packed.count, dtype=torch.int64)
+        thresholds = temperatures = patience = None
+        if rule.by_row and rule.measure == "patience":
+            patience = rows[PATIENCE].contiguous().numpy()
+        elif rule.by_row:
+            thresholds = rows[THRESHOLDS].contiguous().numpy()
+            temperatures = rows[TEMPERATURES].contiguous().numpy() if TEMPERATURES in rows else None
+        self.native.run_rule(
+            self._rule(rule),
+            by_layer,
+            heads.unit() if rule.measure == "exit_unit" else None,
+            tokens[ID].numpy(),
+            tokens[TYPE].numpy(),
+            tokens[POSITION].numpy(),
+            packed.lengths.numpy(),
+            thresholds,
+            temperatures,
+            patience,
+            logits.numpy(),
+            exit_layer.numpy(),
+        )
+        return RuleResult(logits, exit_layer)
+
+    def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:
+        """Return the same exit heads in C++ where they are described."""
+        return self._own(exit_heads)
+
+    def _own(self, exit_heads: ExitHeads) -> NativeExitHeads:
+        if isinstance(exit_heads, NativeExitHeads):
+            return exit_heads
+        found = self._heads.get(id(exit_heads))  # kept with what it was built from, so the number stays its own
+        if found is None:
+            with self._lock:
+                found = self._heads.setdefault(id(exit_heads), NativeExitHeads(self.native, exit_heads))
+        return found
+
+    def _rule(self, rule: ExitRule) -> Any:
+        found = self._rules.get(rule)
+        if found is None:
+            if len(self._rules) > 1000:  # settings that change with every call are not kept for ever
+                self._rules.clear()
+            settings = (rule.exits, rule.thresholds, rule.temperatures, rule.patience, rule.tolerance, rule.by_row)
+            found = self._rules[rule] = library().Rule(rule.measure, *settings)
+        return found
+
+    def _run(self, first: int, last: int, packed: Packed, exit_heads: ExitHeads | None) -> tuple[Tensor, Tensor | None]:
+        tokens, head, logits = packed.tokens, None, None
+        if exit_heads is not None:
+            heads = self._own(exit_heads)
+            head = heads.head(last)
+            logits = None if head is None else torch.empty(packed.count, heads.outputs(last))
+        states = torch.empty(packed.total, self.encoder.hidden)
+        self.native.run_layers(
+            first,
+            last,
+            packed.lengths.numpy(),
+            tokens[ID].numpy(),
+            tokens[TYPE].numpy(),
+            tokens[POSITION].numpy(),
+            None if first == 0 else packed.states.contiguous().numpy(),
+            states.numpy(),
+            head,
+            None if logits is None else logits.numpy(),
+        )
+        return states, logits
+
+
+def unserved_reason(encoder: Encoder, options: EngineOptions) -> str:
+    """Return why this engine cannot run a model; empty if it can. The package must be installed."""
+    if encoder.tables is None:
+        return "its embeddings are more than look-ups"
+    if not isinstance(encoder.final, nn.Identity):
+        return "it has a norm before every head"
+    for layer in encoder.layers:
+        if type(layer) is not PostNormLayer:
+            return f"its layers are of the kind {type(layer).__name__}"
+        if type(layer.parts.activation).__name__ not in ACTIVATIONS:
+            return f"its activation is {type(layer.parts.activation).__name__}"
+        distances = layer.distance_logits()
+        if layer.query_scale != 1.0:
+            return "its queries are scaled"
+        if distances is not None and (distances.with_queries is not None or distances.with_keys is not None):
+            return "its attention multiplies states with distances"
+    needed = FIRST_PRECISION.get(options.precision)
+    available: list[str] = library().instruction_sets()
+    if needed is not None and available.index(instruction_set()) < (
+        available.index(needed) if needed in available else len(available)
+    ):
+        return f"{options.precision} needs the instruction set {needed}, and {instruction_set()} runs"
+    return ""
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that compute, and the instruction set."""
+    return {
+        "torch": torch.__version__,
+        "offramp-native": library().__version__,
+        "instruction_set": instruction_set(),
+    }
+
+
+def make(encoder: Encoder, options: EngineOptions) -> NativeEngine:
+    """Create the engine from copies of an encoder's parameters."""
+    library()
+    reason = unserved_reason(encoder, options)
+    if reason:
+        raise OfframpError("the native engine", f"a model it does not serve: {reason}", "use --engine openvino or torch")
+    native = _build(encoder, options.precision, options.threads or usable_cores())
+    return NativeEngine(encoder, native, options.precision)
+
+
+def _build(encoder: Encoder, precision: str, threads: int) -> Any:
+    tables = encoder.tables
+    assert tables is not None, "checked by unserved_reason"
+    distinct = list({id(layer): layer for layer in encoder.layers}.values())  # ALBERT shares layers
+    matrices = [matrix for layer in distinct for matrix in _layer_matrices(layer)]
+    packed = pack_matrices(matrices, precision)
+    native = _embeddings(encoder.hidden, threads, tables)
+    by_layer = {id(layer): packed[4 * i : 4 * i + 4] for i, layer in enumerate(distinct)}
+    for layer in encoder.layers:
+        assert isinstance(layer, PostNormLayer), "checked by unserved_reason"
+        parts = layer.parts
+        kept = parts.query.out_features if layer.columns is None else len(layer.columns)
+        native.add_layer(
+            layer.heads,
+            kept // layer.heads,
+            *by_layer[id(layer)],
+            ACTIVATIONS[type(parts.activation).__name__],
+            *_norm(parts.attention_norm),
+            *_norm(parts.feed_norm),
+            _distance_bias(layer),
+        )
+    return native
+
+
+def _embeddings(hidden: int, threads: int, tables: EmbeddingTables) -> Any:
+    projection = None
+    if tables.projection is not None:
+        linear = tables.projection
+        bias = None if linear.bias is None else as_floats(linear.bias)
+        projection = pack_matrices([Matrix(as_floats(linear.weight), bias)], "fp32")[0]
+    return library().Encoder(
+        hidden,
+        threads,
+        instruction_set(),
+        as_floats(tables.words.weight),
+        as_floats(tables.positions.weight),
+        None if tables.types is None else as_floats(tables.types.weight),
+        tables.first_position,
+        *_norm(tables.norm),
+        projection,
+    )
+
+
+def _layer_matrices(layer: Any) -> list[Matrix]:
+    """Return a layer's four matrices: queries, keys and values as one, each filled up to whole panels."""
+    own = layer.matrices()
+    panel = library().PANEL
+    parts = [(as_floats(weight), as_floats(bias)) for weight, bias in (own.query, own.key, own.value)]
+    filler = -len(parts[0][0]) % panel
+    weight = np.concatenate([np.pad(part, ((0, filler), (0, 0))) for part, _ in parts])
+    bias = np.concatenate([np.pad(part, (0, filler)) for _, part in parts])
+    rest = [Matrix(as_floats(weight), as_floats(bias)) for weight, bias in (own.out, own.up, own.down)]
+    return [Matrix(weight, bias), *rest]
+
+
+def _norm(norm: nn.LayerNorm) -> tuple[Floats, Floats, float]:
+    return as_floats(norm.weight), as_floats(norm.bias), norm.eps
+
+
+def _distance_bias(layer: PostNormLayer) -> NDArray[np.float32] | None:
+    """Return what each distance adds to the attention scores of each head."""  # [heads, 2·reach + 1]
+    distances = layer.distance_logits()
+    if distances is None or distances.bias is None:
+        return None
+    table = distances.bias if distances.entries is None else distances.bias[distances.entries]
+    return np.ascontiguousarray(as_floats(table).T)

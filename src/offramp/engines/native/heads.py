@@ -1,0 +1,130 @@
+"""Exit heads in C++, built from their descriptions when first needed; heads that have none stay torch's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offramp.core.columns import ID, POSITION
+from offramp.core.engine import ExitHeads
+from offramp.core.head_spec import (
+    ActivationStep,
+    AttentionStep,
+    DescribedExitHeads,
+    HeadSpec,
+    LinearStep,
+    NormStep,
+    Step,
+)
+from offramp.core.packed import Packed
+from offramp.engines.native.library import library
+from offramp.engines.native.weights import as_floats
+
+
+class NativeExitHeads:
+    """The exits of a model as the engine computes them."""
+
+    def __init__(self, encoder: Any, exit_heads: ExitHeads) -> None:
+        self.encoder, self.exit_heads = encoder, exit_heads
+        self.per_token = exit_heads.per_token
+        self._built: dict[int | str, Any] = {}
+        self._outputs: dict[int | str, int] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, layer: int, packed: Packed) -> Tensor:
+        """Return the logits of the exit after a layer, per row or per token."""
+        head = self.head(layer)
+        if head is None:
+            return self.exit_heads(layer, packed)
+        return self._run(head, self._outputs[layer], packed)
+
+    def exit_unit(self, layer: int, packed: Packed) -> Tensor:
+        """Return the output of the learned exit unit for each row."""
+        unit = self.unit()
+        return self.exit_heads.exit_unit(layer, packed) if unit is None else self._run(unit, 1, packed)[:, 0]
+
+    def predictor(self, layer: int, packed: Packed) -> Tensor:
+        """Return the output of the method's own predictor for each token: torch computes it."""
+        return self.exit_heads.predictor(layer, packed)
+
+    def head(self, layer: int) -> Any | None:
+        """Return the exit after a layer in C++; None if it cannot be."""
+        exits = self.exit_heads
+        described = isinstance(exits, DescribedExitHeads) and not self.per_token
+        return self._build(layer, lambda: exits.head_spec(layer)) if described else None  # type: ignore[attr-defined]
+
+    def unit(self) -> Any | None:
+        """Return the learned exit unit in C++; None if it cannot be."""
+        exits = self.exit_heads
+        if not isinstance(exits, DescribedExitHeads) or self.per_token:
+            return None
+        unit = self._build("unit", exits.exit_unit_spec)
+        return unit if self._outputs.get("unit") == 1 else None
+
+    def outputs(self, layer: int) -> int:
+        """Return the number of logits of an exit that was built."""
+        return self._outputs[layer]
+
+    def _build(self, name: int | str, describe: Callable[[], HeadSpec | None]) -> Any | None:
+        if name not in self._built:
+            with self._lock:
+                if name not in self._built:
+                    spec = describe()
+                    self._outputs[name] = 0 if spec is None else _outputs(spec)
+                    self._built[name] = None if spec is None else build_head(spec)
+        return self._built[name]
+
+    def _run(self, head: Any, outputs: int, packed: Packed) -> Tensor:
+        logits = torch.empty(packed.count, outputs)
+        columns = packed.tokens
+        self.encoder.run_layers(
+            1,
+            0,  # no layer at all
+            packed.lengths.numpy(),
+            columns[ID].numpy(),
+            None,
+            columns[POSITION].numpy(),
+            packed.states.contiguous().numpy(),
+            None,
+            head,
+            logits.numpy(),
+        )
+        return logits
+
+
+def build_head(spec: HeadSpec) -> Any:
+    """Return a head of the compiled package with copies of the parameters, tables by reference."""
+    head = library().Head()
+    for step in spec.token_steps:
+        _add(head, step, True)
+    head.set_pools(list(spec.pooling))
+    for step in spec.row_steps:
+        _add(head, step, False)
+    tables = spec.word_tables
+    if tables is not None:
+        bias = None if tables.bias is None else as_floats(tables.bias)
+        words, pairs = as_floats(tables.words), as_floats(tables.pairs)
+        head.set_bag_of_words(words, pairs, *tables.factors, bias, tables.scale, tables.by_root_of_length)
+    return head
+
+
+def _add(head: Any, step: Step, tokens: bool) -> None:
+    if isinstance(step, LinearStep):
+        bias = None if step.linear.bias is None else as_floats(step.linear.bias)
+        head.add_linear(tokens, as_floats(step.linear.weight), bias, step.activation or "")
+    elif isinstance(step, NormStep):
+        head.add_norm(tokens, as_floats(step.norm.weight), as_floats(step.norm.bias), step.norm.eps)
+    elif isinstance(step, ActivationStep):
+        head.add_activation(tokens, step.activation)
+    else:
+        assert isinstance(step, AttentionStep) and tokens, "attention runs over tokens"
+        head.add_attention(step.heads)
+
+
+def _outputs(spec: HeadSpec) -> int:
+    widths = [step.linear.out_features for step in spec.row_steps if isinstance(step, LinearStep)]
+    return widths[-1]

@@ -1,0 +1,147 @@
+"""Matrices packed for the kernels, kept in the user's cache folder so that the next start only maps a file.
+
+The file's name is a digest of the weights, the precision and the version of the package; its content ends in a digest
+of itself. A file that is damaged, or written by another version, is packed again. A folder that cannot be written costs
+time at the next start, nothing else. Packed weights do not depend on the instruction set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offramp.engines.native.library import library
+
+SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
+MOST_FILES = 32  # the least recently used ones are removed
+ALIGNMENT = 64  # of each matrix in the file
+MAGIC = b"offramp-native\n\0"
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+class Matrix(NamedTuple):
+    """A linear layer's weight [outputs, inputs] and bias."""
+
+    weight: Floats
+    bias: Floats | None
+
+
+def as_floats(tensor: Tensor) -> Floats:
+    """Return a tensor's values as a plain array, sharing memory where possible."""
+    floats: Floats = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+    return floats
+
+
+def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
+    """Return the matrices as the compiled package's `Linear`, packed now or found in the cache folder."""
+    native = library()
+    sizes = [native.packed_size(precision, *matrix.weight.shape) for matrix in matrices]
+    path = _path(matrices, precision) if sum(sizes) >= SMALLEST_FILE else None
+    packed = None if path is None else _read(path, sizes)
+    if packed is None:
+        packed = [np.empty(size, np.uint8) for size in sizes]
+        for matrix, target in zip(matrices, packed, strict=True):
+            native.pack(matrix.weight, precision, target)
+        if path is not None:
+            _write(path, packed)
+            packed = _read(path, sizes) or packed  # mapped, so that processes share the memory
+    return [
+        native.Linear(target, *matrix.weight.shape, precision, matrix.bias)
+        for matrix, target in zip(matrices, packed, strict=True)
+    ]
+
+
+def cache_folder() -> Path:
+    """Return the folder of packed weights."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "offramp" / "native"
+
+
+def _path(matrices: Sequence[Matrix], precision: str) -> Path:
+    digest = hashlib.sha256(f"{library().__version__} {precision} {library().PANEL}".encode())
+    for matrix in matrices:
+        digest.update(repr(matrix.weight.shape).encode())
+        digest.update(matrix.weight)
+    return cache_folder() / f"{digest.hexdigest()[:40]}.packed"
+
+
+def _places(sizes: Sequence[int]) -> list[int]:
+    """Return where each matrix begins, and where the last one ends."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return [*places, end]
+
+
+def _header(sizes: Sequence[int], digest: str) -> bytes:
+    text = json.dumps({"sizes": list(sizes), "sha256": digest}).encode()
+    length = -(-(len(MAGIC) + 8 + len(text)) // ALIGNMENT) * ALIGNMENT
+    header = MAGIC + length.to_bytes(8, "little") + text
+    return header.ljust(length, b" ")
+
+
+def _read(path: Path, sizes: Sequence[int]) -> list[Bytes] | None:
+    """Return the matrices of a file, mapped; None if it is not there or not whole."""
+    try:
+        mapped: Bytes = np.memmap(path, np.uint8, mode="r")
+        start = len(MAGIC) + 8
+        if bytes(mapped[: len(MAGIC)]) != MAGIC:
+            return None
+        length = int.from_bytes(bytes(mapped[len(MAGIC) : start]), "little")
+        stored = json.loads(bytes(mapped[start:length]))
+        payload = mapped[length:]
+        places = _places(sizes)
+        if stored["sizes"] != list(sizes) or len(payload) != places[-1]:
+            return None
+        if hashlib.sha256(payload).hexdigest() != stored["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # recently used files are kept
+    return [payload[place : place + size] for place, size in zip(places, sizes, strict=False)]
+
+
+def _write(path: Path, packed: Sequence[Bytes]) -> None:
+    """Write a file as a whole or not at all."""
+    sizes = [len(target) for target in packed]
+    digest, filler = hashlib.sha256(), bytes(ALIGNMENT)
+    pieces = [piece for target in packed for piece in (target.data, filler[: -len(target) % ALIGNMENT])]
+    for piece in pieces:
+        digest.update(piece)
+    fresh = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+            fresh = Path(file.name)
+            file.write(_header(sizes, digest.hexdigest()))
+            for piece in pieces:
+                file.write(piece)
+        fresh.replace(path)
+        _remove_old(path.parent)
+    except OSError:  # a full disk, or a folder that may not be written: packed again at the next start
+        if fresh is not None:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+
+
+def _remove_old(folder: Path) -> None:
+    used: list[tuple[float, Path]] = []
+    for path in folder.glob("*.packed"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            used.append((path.stat().st_mtime, path))
+    for _, path in sorted(used)[:-MOST_FILES]:
+        path.unlink(missing_ok=True)
