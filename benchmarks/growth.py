@@ -30,6 +30,7 @@ import torch
 from offramp import __version__, engines
 from offramp.commands.predict import predict_stream
 from offramp.data.readers import read_rows
+from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import package_versions
 from offramp.evaluation.contenders import check_names, load_predictor, settings_for_budget
@@ -163,7 +164,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model, found = Predictor.load(options.run, "torch"), []
     model.task.check_inputs(rows, options.data)
     bench_model = BenchModel(options.run, model.task.auto_class, "", threads)
-    for engine in dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in names):
+    how = EngineOptions(options.precision)
+    chosen = [engines.choose(name, torch.device("cpu"), model.network.encoder, how) for name in names]
+    for engine in dict.fromkeys(chosen):
         variant = EngineVariant(engine, options.precision)
         setup = GrowthSetup(bench_model, variant, options.budget, options.batch_size, options.rounds)
         numbers = (

@@ -11,6 +11,13 @@ from offramp.training.schedule import Schedule
 from tests import factories
 
 
+def pytest_report_header() -> str | None:
+    """Say which engine's tests are missing where a package is not installed."""
+    if "native" in engines.installed():
+        return None
+    return "offramp-native is not installed: tests of the C++ engine are not collected; `make native` builds it"
+
+
 @pytest.fixture(autouse=True)
 def auto_is_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside tests/engines "auto" means torch, as if OpenVINO were missing: tiny models take longer to compile than

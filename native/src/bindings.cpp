@@ -568,6 +568,7 @@ class PyEncoder {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels and the adaptive loop of Offramp in C++; offramp.engines.native is what uses them.";
+  nb::set_leak_warnings(false);  // a model that lives until Python ends is no mistake
   m.attr("__version__") = OFFRAMP_NATIVE_VERSION;
   m.attr("PANEL") = kPanel;
   m.def("instruction_sets", [] {
@@ -577,11 +578,11 @@ NB_MODULE(_native, m) {
   }, "Return the names of the instruction sets that this processor has, the plainest first.");
   m.def("packed_size", &packed_size, nb::arg("precision"), nb::arg("outputs"), nb::arg("inputs"),
         "Return the bytes that a packed matrix takes.");
-  m.def("pack", &pack, nb::arg("weights"), nb::arg("precision"), nb::arg("packed"),
+  m.def("pack", &pack, nb::arg("weights"), nb::arg("precision"), nb::arg("packed").noconvert(),
         "Pack a matrix [outputs, inputs] into an array of packed_size bytes.");
   nb::class_<PyLinear>(m, "Linear", "A matrix with packed weights.")
       .def(nb::init<Bytes, std::size_t, std::size_t, const std::string&, const std::optional<Floats>&>(),
-           nb::arg("packed"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("precision"), nb::arg("bias").none());
+           nb::arg("packed").noconvert(), nb::arg("outputs"), nb::arg("inputs"), nb::arg("precision"), nb::arg("bias").none());
   nb::class_<PyHead>(m, "Head", "An exit head: steps on tokens, pooling, steps on rows, and tables of words.")
       .def(nb::init<>())
       .def("add_linear", &PyHead::add_linear, nb::arg("tokens"), nb::arg("weight"), nb::arg("bias").none(),
@@ -613,15 +614,15 @@ NB_MODULE(_native, m) {
       .def("run_layers", &PyEncoder::run_layers, nb::arg("first"), nb::arg("last"), nb::arg("lengths"),
            nb::arg("ids").none() = nb::none(), nb::arg("types").none() = nb::none(),
            nb::arg("positions").none() = nb::none(), nb::arg("states").none() = nb::none(),
-           nb::arg("output").none() = nb::none(), nb::arg("head").none() = nb::none(),
-           nb::arg("logits").none() = nb::none())
+           nb::arg("output").noconvert().none() = nb::none(), nb::arg("head").none() = nb::none(),
+           nb::arg("logits").noconvert().none() = nb::none())
       .def("attend", &PyEncoder::attend, nb::arg("layer"), nb::arg("queries"), nb::arg("keys"),
            nb::arg("query_lengths"), nb::arg("key_lengths"), nb::arg("query_positions").none() = nb::none(),
-           nb::arg("key_positions").none() = nb::none(), nb::arg("output"), nb::arg("columns").none() = nb::none(),
-           nb::arg("diagonal").none() = nb::none())
-      .def("feed", &PyEncoder::feed, nb::arg("layer"), nb::arg("states"), nb::arg("output"))
+           nb::arg("key_positions").none() = nb::none(), nb::arg("output").noconvert(), nb::arg("columns").noconvert().none() = nb::none(),
+           nb::arg("diagonal").noconvert().none() = nb::none())
+      .def("feed", &PyEncoder::feed, nb::arg("layer"), nb::arg("states"), nb::arg("output").noconvert())
       .def("run_rule", &PyEncoder::run_rule, nb::arg("rule"), nb::arg("heads"), nb::arg("exit_unit").none(),
            nb::arg("ids"), nb::arg("types").none(), nb::arg("positions"), nb::arg("lengths"),
            nb::arg("thresholds").none() = nb::none(), nb::arg("temperatures").none() = nb::none(),
-           nb::arg("patience").none() = nb::none(), nb::arg("logits"), nb::arg("exit_layer"));
+           nb::arg("patience").none() = nb::none(), nb::arg("logits").noconvert(), nb::arg("exit_layer").noconvert());
 }

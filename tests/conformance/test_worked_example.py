@@ -59,7 +59,7 @@ def test_example_passes_the_conformance_suite(backbone: str, task: str, tmp_path
     checks.check_gradients_reach_the_declared_parameters(case, tmp_path)
 
 
-@pytest.mark.parametrize("engine", [engine for engine in engines.names() if engine != "torch"])
+@pytest.mark.parametrize("engine", [engine for engine in engines.installed() if engine != "torch"])
 def test_example_runs_on_every_engine(engine: str) -> None:
     checks.check_engine_decides_like_torch(Case("margin", "bert", "classification"), engine)
 

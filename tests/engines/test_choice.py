@@ -11,17 +11,46 @@ import torch
 
 import offramp
 from offramp import backbones, engines
-from offramp.engines import EngineOptions
+from offramp.engines import EngineOptions, native
 from offramp.engines.openvino import runtime as _runtime
 from offramp.errors import OfframpError
 from tests import factories
 
 
-def test_auto_is_openvino_on_a_cpu_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engines.choose("auto", torch.device("cpu")) == "openvino"
-    assert engines.choose("auto", torch.device("cuda")) == "torch"
-    monkeypatch.setattr(engines, "find_spec", lambda name: None)
-    assert engines.choose("auto", torch.device("cpu")) == "torch"
+def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Let only these packages look installed."""
+    monkeypatch.setattr(engines, "find_spec", lambda name: name if name in packages else None)
+
+
+def test_auto_is_the_fastest_engine_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    for packages, expected in (
+        (("offramp_native", "openvino"), "native"),
+        (("offramp_native",), "native"),
+        (("openvino",), "openvino"),
+        ((), "torch"),
+    ):
+        install(monkeypatch, *packages)
+        assert engines.choose("auto", torch.device("cpu")) == expected
+        assert engines.choose("auto", torch.device("cuda")) == "torch"
+
+
+def test_auto_passes_over_a_native_package_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.library.cache_clear()
+    monkeypatch.setitem(sys.modules, "offramp_native", None)
+    install(monkeypatch, "offramp_native", "openvino")
+    engine, reason = engines.explain_choice("auto", torch.device("cpu"))
+    assert engine == "openvino" and "offramp-native" in reason
+
+
+def test_the_choice_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    engine, reason = engines.explain_choice("auto", torch.device("cpu"))
+    assert engine == "torch" and "offramp-native" in reason and "openvino" in reason
+
+
+def test_an_engine_given_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
     assert (
         engines.choose("openvino", torch.device("cpu")) == "openvino"
     )  # an engine given by name is never replaced silently

@@ -110,7 +110,8 @@ class PostNormLayer(PrunableLayer):
             self.kept_part("up 1", p.up.bias, self.neurons, 0),
         )
         down = self.kept_part("down", p.down.weight, self.neurons, 1), p.down.bias
-        return LayerMatrices(*(self._project(name) for name in ("query", "key", "value")), out, up, down)
+        query, key, value = (self._project(name) for name in ("query", "key", "value"))
+        return LayerMatrices(query, key, value, out, up, down)
 
     def distance_logits(self) -> RelativePositions | None:
         """Return the logits of distances, for the heads that are computed; None in families without."""

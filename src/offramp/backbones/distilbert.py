@@ -11,8 +11,8 @@ from offramp.backbones import Encoder, Head, row_head, token_head
 from offramp.backbones._bert_like import bert_tables
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION
-from offramp.core.packed import Packed
 from offramp.core.head_spec import LinearStep
+from offramp.core.packed import Packed
 
 MODEL_TYPES = ("distilbert",)
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
 from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, plain_token_head
 from offramp.core.cost import HeadCost
-from offramp.core.packed import Packed
 from offramp.core.head_spec import LinearStep
+from offramp.core.packed import Packed
 
 MODEL_TYPES = ("electra",)
 

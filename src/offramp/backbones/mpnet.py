@@ -13,8 +13,8 @@ from offramp.backbones._bert_like import bert_tables, plain_token_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.attention import RelativePositions
 from offramp.core.columns import ID, POSITION
-from offramp.core.packed import Packed
 from offramp.core.head_spec import LinearStep
+from offramp.core.packed import Packed
 
 MODEL_TYPES = ("mpnet",)
 REACH = 128  # distances beyond this one share a bucket

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offramp import __version__
+from offramp import __version__, engines
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.operating_points import OperatingPoints
@@ -35,6 +35,8 @@ def environment() -> dict[str, str]:
     import torch
     import transformers
 
+    engine, reason = engines.explain_choice(engines.AUTO, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    packages = {name: version for name, version in engines.versions(engine).items() if name != "torch"}
     return {
         "offramp": __version__,
         "python": sys.version.split()[0],
@@ -42,4 +44,6 @@ def environment() -> dict[str, str]:
         "transformers": transformers.__version__,
         "accelerate": accelerate.__version__,
         "hardware": hardware(),
+        "engine": f"{engine} ({reason})",
+        **packages,
     }

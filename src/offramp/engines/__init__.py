@@ -16,6 +16,7 @@ from offramp.core.loop import Engine
 from offramp.errors import OfframpError
 
 AUTO = "auto"
+PACKAGES = {"native": "offramp_native", "openvino": "openvino"}  # what an engine needs besides torch; the fastest first
 Precision = Literal["fp32", "bf16", "int8"]
 
 
@@ -40,13 +41,50 @@ def names() -> list[str]:
     return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def choose(name: str, device: Device) -> str:
-    """Return the engine that a name means: "auto" is OpenVINO on a CPU where it is installed, torch otherwise."""
-    if name == AUTO:
-        return "openvino" if device.type == "cpu" and find_spec("openvino") is not None else "torch"
-    if name not in names():
-        raise OfframpError("an engine", repr(name), f"use one of: {', '.join([AUTO, *names()])}")
-    return name
+def installed() -> list[str]:
+    """Return the names of the engines whose packages are installed."""
+    return [name for name in names() if name not in PACKAGES or find_spec(PACKAGES[name]) is not None]
+
+
+def choose(name: str, device: Device, encoder: Encoder | None = None, options: EngineOptions | None = None) -> str:
+    """Return the engine that a name means; "auto" is the first that is installed and serves the model on the device."""
+    return explain_choice(name, device, encoder, options)[0]
+
+
+def explain_choice(
+    name: str, device: Device, encoder: Encoder | None = None, options: EngineOptions | None = None
+) -> tuple[str, str]:
+    """Return the engine that a name means, and why: one sentence.
+
+    "auto" is the native engine on a CPU where it is installed and serves the model in the wanted precision, else
+    OpenVINO where it is installed, else torch. Without an encoder any model is assumed to be served.
+    """
+    if name != AUTO:
+        if name not in names():
+            raise OfframpError("an engine", repr(name), f"use one of: {', '.join([AUTO, *names()])}")
+        return name, "it was named"
+    if device.type != "cpu":
+        return "torch", f"the model runs on {device.type}"
+    passed_over: list[str] = []
+    for candidate, package in PACKAGES.items():
+        reason = "" if find_spec(package) is not None else f"{package.replace('_', '-')} is not installed"
+        if not reason and candidate == "native":
+            reason = _why_not_native(encoder, options or EngineOptions())
+        if not reason:
+            why = "the fastest one that is installed and serves the model"
+            return candidate, "; ".join([why, *passed_over])
+        passed_over.append(f"not {candidate}: {reason}")
+    return "torch", "; ".join(passed_over)
+
+
+def _why_not_native(encoder: Encoder | None, options: EngineOptions) -> str:
+    native = import_module(f"{__name__}.native")
+    try:
+        native.library()
+    except OfframpError as error:  # installed, but for another Python or another system
+        return error.given
+    reason: str = "" if encoder is None else native.unserved_reason(encoder, options)
+    return reason
 
 
 def versions(name: str) -> dict[str, str]:
@@ -57,7 +95,6 @@ def versions(name: str) -> dict[str, str]:
 
 def make(name: str, encoder: Encoder, options: EngineOptions | None = None) -> Engine:
     """Create an engine by name over an encoder's parameters."""
-    engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'))}").make(
-        encoder, options or EngineOptions()
-    )
+    options = options or EngineOptions()
+    engine: Engine = import_module(f"{__name__}.{choose(name, Device('cpu'), encoder, options)}").make(encoder, options)
     return engine

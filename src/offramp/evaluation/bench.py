@@ -159,7 +159,7 @@ def run_bench(
     contenders = Contenders(bench_model, [(budget, settings_for_budget(model, budget)) for budget in budgets])
     if isinstance(full := full_settings(model), EveryLayer):
         contenders.labels.insert(0, (full.label, full))
-    listed = list_contenders(contenders, plan.engines, plan.against, plan.precisions)
+    listed = list_contenders(contenders, model.network.encoder, plan.engines, plan.against, plan.precisions)
     header = bench_header(model, data, source, output.command, {**asdict(plan), "seed": _seed(run)})
     entries = finished_entries(output.path, header)
     finished = {(entry["batch_size"], entry["order"]) for entry in entries}

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from offramp import engines
+from offramp.backbones import Encoder
 from offramp.core.policy import Policy
-from offramp.engines import Precision
+from offramp.engines import EngineOptions, Precision
 from offramp.errors import OfframpError
 from offramp.evaluation import peers
 from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits
@@ -152,19 +153,24 @@ def settings_for_budget(model: Predictor, budget: str) -> Any:
 
 
 def list_contenders(
-    contenders: Contenders, names: Sequence[str], against: Sequence[str], precisions: Sequence[str]
+    contenders: Contenders, encoder: Encoder, names: Sequence[str], against: Sequence[str], precisions: Sequence[str]
 ) -> list[Contender]:
     """Return all contenders, Offramp's engines first; a setting is listed once, even if several budgets give it."""
     distinct = list(dict.fromkeys(settings for _, settings in contenders.labels))
     check_names(names, [engines.AUTO, *engines.names()], "engines of Offramp")
     check_names(against, comparable_names(), "a runtime to measure against")
     named = [*names, *(name for name in against if name not in peers.names())]
-    own = list(dict.fromkeys(engines.choose(name, torch.device("cpu")) for name in named))
-    listed = [Contender(name, p, None, s) for name in own for p in precisions for s in distinct]
+    own = dict.fromkeys((_chosen(name, encoder, p), p) for name in named for p in precisions)
+    listed = [Contender(name, p, None, s) for name, p in own for s in distinct]
     for name in against:
         if name in peers.names():
             listed += [Contender(*v, name) for v in peers.get(name).variants if v.precision in precisions]
     return listed
+
+
+def _chosen(name: str, encoder: Encoder, precision: str) -> str:
+    """Return the engine that a name means for a model in a precision."""
+    return engines.choose(name, torch.device("cpu"), encoder, EngineOptions(cast(Precision, precision)))
 
 
 def check_names(given: Sequence[str], names: Sequence[str], what: str) -> None:

@@ -46,8 +46,9 @@ class Predictor:
         self.model, self.points = model, points
         self.network, self.task = model.network, model.network.task
         self.how = how or EngineOptions()
-        device = torch.device("cuda" if torch.cuda.is_available() and engine != "openvino" else "cpu")
-        self.engine_name = engines.choose(engine, device)
+        on_cuda = torch.cuda.is_available() and engine in (engines.AUTO, "torch")
+        device = torch.device("cuda" if on_cuda else "cpu")
+        self.engine_name, self.engine_reason = engines.explain_choice(engine, device, self.network.encoder, self.how)
         self.network.to(device)
         self.network.eval()
         self.engine = engines.make(self.engine_name, model.network.encoder, self.how)

@@ -90,9 +90,10 @@ class Network:
 
     def exit_unit_spec(self) -> HeadSpec | None:
         """Return the learned exit unit as plain data; None where it is more than that, or missing."""
-        unit = self.added[EXIT_UNIT] if EXIT_UNIT in self.added else None
-        described = isinstance(unit, DescribedHead) and isinstance(self.encoder.final, nn.Identity)
-        return unit.spec() if described else None
+        if EXIT_UNIT not in self.added or not isinstance(self.encoder.final, nn.Identity):
+            return None
+        unit: object = self.added[EXIT_UNIT]
+        return unit.spec() if isinstance(unit, DescribedHead) else None
 
     def embed_cost(self) -> HeadCost:
         """Return the MACs of the embeddings."""

@@ -227,7 +227,9 @@ def make(encoder: Encoder, options: EngineOptions) -> NativeEngine:
     library()
     reason = unserved_reason(encoder, options)
     if reason:
-        raise OfframpError("the native engine", f"a model it does not serve: {reason}", "use --engine openvino or torch")
+        raise OfframpError(
+            "the native engine", f"a model it does not serve: {reason}", "use --engine openvino or torch"
+        )
     native = _build(encoder, options.precision, options.threads or usable_cores())
     return NativeEngine(encoder, native, options.precision)
 

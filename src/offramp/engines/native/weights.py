@@ -73,7 +73,7 @@ def _path(matrices: Sequence[Matrix], precision: str) -> Path:
     digest = hashlib.sha256(f"{library().__version__} {precision} {library().PANEL}".encode())
     for matrix in matrices:
         digest.update(repr(matrix.weight.shape).encode())
-        digest.update(matrix.weight)
+        digest.update(matrix.weight.data)
     return cache_folder() / f"{digest.hexdigest()[:40]}.packed"
 
 
@@ -106,7 +106,7 @@ def _read(path: Path, sizes: Sequence[int]) -> list[Bytes] | None:
         places = _places(sizes)
         if stored["sizes"] != list(sizes) or len(payload) != places[-1]:
             return None
-        if hashlib.sha256(payload).hexdigest() != stored["sha256"]:
+        if hashlib.sha256(payload.data).hexdigest() != stored["sha256"]:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None

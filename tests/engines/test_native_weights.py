@@ -1,0 +1,124 @@
+"""Packed weights on disk: found again, bound to the weights, verified, and never necessary."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from offramp.core.packed import pack
+from offramp.core.policy import Policy
+from offramp.engines.native import library, weights
+from offramp.nn.network import Network
+from tests import factories
+from tests.engines.test_native import answer, native
+
+
+@pytest.fixture(autouse=True)
+def every_model_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SMALLEST_FILE", 0)
+
+
+@pytest.fixture
+def net() -> Network:
+    return factories.exit_network()
+
+
+def files() -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in weights.cache_folder().iterdir()}
+
+
+def logits(net: Network, precision: str = "fp32") -> list[list[float]]:
+    packed = pack(factories.token_ids([3, 9]))
+    values: list[list[float]] = answer(native(net, precision), net, Policy(), packed).logits.tolist()
+    return values
+
+
+def test_packed_weights_are_found_again(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = logits(net)
+    stored = files()
+    assert len(stored) == 1
+    monkeypatch.setattr(library(), "pack", None)  # nothing is packed again
+    assert logits(net) == first and files() == stored
+
+
+def test_other_weights_precisions_and_versions_have_other_files(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits(net)
+    logits(net, "int8")
+    assert len(files()) == 2
+    with torch.no_grad():
+        net.encoder.layers[0].parts.up.weight[0, 0] += 1.0  # type: ignore[attr-defined]
+    logits(net)
+    assert len(files()) == 3
+    monkeypatch.setattr(library(), "__version__", "0.0.0")
+    logits(net)
+    assert len(files()) == 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
+def test_damaged_files_are_packed_again(net: Network, damage: str) -> None:
+    first = logits(net)
+    (path,) = weights.cache_folder().iterdir()
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-100] ^= 1
+    changed = {"flip": content, "cut": content[:-64], "empty": b"", "text": b"not at all what was written"}[damage]
+    whole = path.read_bytes()
+    path.unlink()  # a file that is mapped keeps its own content
+    path.write_bytes(bytes(changed))
+    assert logits(net) == first
+    assert path.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(
+    net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "a-file"
+    blocked.write_text("")
+    expected = logits(net)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert logits(net) == expected
+
+
+def test_a_full_disk_leaves_nothing_behind(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    logits(net)
+    assert files() == {}
+
+
+def test_small_models_are_not_stored(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SMALLEST_FILE", 1 << 20)
+    logits(net)
+    assert not weights.cache_folder().exists()
+
+
+def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "MOST_FILES", 2)
+    names = []
+    for precision, age in (("fp32", 300), ("int8", 200)):
+        logits(net, precision)
+        (name,) = set(files()) - set(names)
+        names.append(name)
+        path = weights.cache_folder() / name
+        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+    logits(net)  # used again: now the newest
+    with torch.no_grad():
+        net.encoder.layers[0].parts.up.weight[0, 0] += 1.0  # type: ignore[attr-defined]
+    logits(net)
+    assert names[0] in files() and names[1] not in files() and len(files()) == 2
+
+
+def test_packing_rounds_weights_by_output() -> None:
+    """int8: the largest weight of each output becomes ±127; scales stand behind the weights."""
+    matrix = np.array([[0.5, -1.0, 0.25], [100.0, 0.0, -50.0]], np.float32)
+    packed = np.empty(library().packed_size("int8", 2, 3), np.uint8)
+    library().pack(matrix, "int8", packed)
+    values = packed[: 32 * 4].view(np.int8).reshape(32, 4)
+    assert values[:2, :3].tolist() == [[64, -127, 32], [127, 0, -64]] and not values[2:].any()
+    assert packed[32 * 4 :].view(np.float32)[:2] == pytest.approx([1 / 127, 100 / 127])
