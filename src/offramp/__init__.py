@@ -2,12 +2,13 @@
 
     import offramp
 
+    offramp.attach("my-finetuned-model", "texts.txt", "runs/attached")
     offramp.train(model="minilm", train="train.jsonl", out="runs/mine", method="deebert")
     offramp.calibrate("runs/mine", "calibration.jsonl", risk=0.02)
     offramp.evaluate("runs/mine", "test.jsonl", budget=0.5)["metrics"]
     offramp.load("runs/mine").predict(["a gem of a film"], budget=0.5)
 
-`train`, `calibrate` and `evaluate` are the functions behind the commands of the same names (`offramp eval` is
+`attach`, `train`, `calibrate` and `evaluate` are the functions behind the commands of the same names (`offramp eval` is
 `evaluate`). `import offramp` is quick because torch is imported on first use.
 """
 
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
+    from offramp.commands.attach import attach
     from offramp.commands.calibrate import calibrate
     from offramp.commands.evaluate import evaluate
     from offramp.commands.train import train
     from offramp.inference.predictor import Predictor
 
 __version__ = "0.1.0"
-__all__ = ["OfframpError", "__version__", "calibrate", "evaluate", "load", "train"]
+__all__ = ["OfframpError", "__version__", "attach", "calibrate", "evaluate", "load", "train"]
 
 
 def load(
@@ -54,7 +56,7 @@ def load(
 
 def __getattr__(name: str) -> Any:
     """Import a command's function when it is first used."""
-    if name in ("calibrate", "evaluate", "train"):
+    if name in ("attach", "calibrate", "evaluate", "train"):
         return getattr(import_module(f"offramp.commands.{name}"), name)
     raise AttributeError(f"module 'offramp' has no attribute {name!r}")
 

@@ -49,7 +49,7 @@ def test_names_are_the_files_and_packages_of_the_folder() -> None:
 
 def test_get_refuses_an_unknown_name_and_lists_the_known_ones() -> None:
     for name in ("nosuch", "", "_shared", "_base"):
-        with pytest.raises(OfframpError, match="adapler, alberta, berxit"):
+        with pytest.raises(OfframpError, match="adapler, alberta, attached"):
             methods.get(name)
 
 

@@ -19,6 +19,7 @@ TEXTS = ["a good film .", "not very good", "the man lives in paris and saw it"]
 ANSWER = {"text": ["good"], "answer_start": [2]}
 ROWS: dict[str, list[dict[str, Any]]] = {
     "classification": [{"text": text, "label": index % 2} for index, text in enumerate(TEXTS)],
+    "multi_label": [{"text": text, "labels": ["a", "b"][:index]} for index, text in enumerate(TEXTS)],
     "regression": [{"text": text, "label": index / 2} for index, text in enumerate(TEXTS)],
     "tagging": [{"tokens": text.split(), "tags": ["O", "B-PER"] + ["O"] * len(text.split()[2:])} for text in TEXTS],
     "question_answering": [
@@ -44,7 +45,9 @@ def test_rows_here_cover_every_task() -> None:
 
 def test_get_lists_the_known_tasks_for_an_unknown_name() -> None:
     for name in ("nosuch", "_loss", "", "os"):
-        with pytest.raises(OfframpError, match="classification, masked_lm, question_answering, regression, tagging"):
+        with pytest.raises(
+            OfframpError, match="classification, masked_lm, multi_label, question_answering, regression"
+        ):
             tasks.get(name)
 
 
@@ -139,11 +142,10 @@ def test_distributions_name_the_row_of_each_choice(name: str) -> None:
     logits = torch.randn(count, task.outputs or 7)
     spread, owner = task.distributions(logits, lengths, torch.tensor([True, False, True, True, False, True]))
     assert torch.allclose(spread.softmax(-1).sum(-1), torch.ones(len(spread)))
-    expected = {"row": [0, 1, 2], "token": [0, 0, 1, 2], "question_answering": [0, 0, 1, 1, 2, 2]}
+    several = {"question_answering": [0, 0, 1, 1, 2, 2], "multi_label": [0, 0, 1, 1, 2, 2]}  # start and end; two labels
+    expected = several.get(name, [0, 1, 2] if task.kind == "row" else [0, 0, 1, 2])
     found = [0, 1, 2] if owner is None else owner.tolist()
-    assert found == expected["question_answering" if name == "question_answering" else task.kind] and len(found) == len(
-        spread
-    )
+    assert found == expected and len(found) == len(spread)
 
 
 @pytest.mark.parametrize("name", tasks.names())

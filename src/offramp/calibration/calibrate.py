@@ -265,7 +265,7 @@ def candidate_settings(network: Network, method: Method, recording: ExitRecordin
     if not space.replay:
         cuts = threshold_cuts(_answer_uncertainties(network, recording))[:: -(CUTS // RERUNS)]
         return [{space.name: min(1.0, cut)} for cut in cuts]
-    uncertainties = _row_uncertainties(network, method, {}, recording)
+    uncertainties = row_uncertainties(network, method, {}, recording)
     return [{space.name: min(cut, method.settings.largest_threshold)} for cut in threshold_cuts(uncertainties.ravel())][
         ::-1
     ]
@@ -286,7 +286,7 @@ def _answer_uncertainties(network: Network, recording: ExitRecording) -> NDArray
     return np.asarray(torch.cat([normalised_entropy(one) for one in distributions]).double().numpy())
 
 
-def _row_uncertainties(
+def row_uncertainties(
     network: Network, method: Method, settings: Settings, recording: ExitRecording
 ) -> NDArray[np.float64]:
     """Return the uncertainty of every row at every exit."""
@@ -305,7 +305,7 @@ def search_exit_settings(
     """Return settings with a threshold and a temperature per exit, spread over the front, with their MAC share."""
     network, method = context.network, context.method
     temperatures = fit_temperatures(network, recording, context.data)
-    uncertainties = _row_uncertainties(network, method, {"temperatures": temperatures}, recording)
+    uncertainties = row_uncertainties(network, method, {"temperatures": temperatures}, recording)
     table = exit_table(network, recording, context.data, uncertainties)
     largest = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.largest_threshold)
     start = np.minimum(np.array([[cut] * len(uncertainties) for cut in threshold_cuts(uncertainties.ravel())]), largest)

@@ -115,22 +115,22 @@ def prove_risk(
 ) -> RiskGuarantee:
     """Return the cheapest setting whose disagreement is proven small; the full setting if there is none."""
     finding_rows, testing_rows = split_in_halves(len(context.data.rows), seed=0)
-    finding, testing = (_half(context, recording, rows) for rows in (finding_rows, testing_rows))
-    candidates = _by_disagreement(context.method, disagreement_evaluator(*finding), _risk_candidates(*finding))
+    finding, testing = (split_rows(context, recording, rows) for rows in (finding_rows, testing_rows))
+    candidates = order_by_disagreement(context.method, disagreement_evaluator(*finding), risk_candidates(*finding))
     full, binary = asdict(context.method.settings()), context.network.task.disagreement_is_binary
     proven = learn_then_test([full, *candidates], disagreement_evaluator(*testing), risk, confidence, binary)
     proven = proven or RiskGuarantee(risk, confidence, full, len(testing_rows), 0.0, 1.0)
     return replace(proven, engine=ENGINE, precision=PRECISION)
 
 
-def _half(
+def split_rows(
     context: CalibrationContext, recording: ExitRecording | None, rows: NDArray[np.int64]
 ) -> tuple[CalibrationContext, ExitRecording | None]:
     chosen = np.isin(np.arange(len(context.data.rows)), rows)
     return (context.subset(chosen), None) if recording is None else context.select_rows(chosen, recording)
 
 
-def _risk_candidates(context: CalibrationContext, recording: ExitRecording | None) -> list[Settings]:
+def risk_candidates(context: CalibrationContext, recording: ExitRecording | None) -> list[Settings]:
     """Return the settings that may be tested, in any order."""
     if isinstance(context.method, PairMethod):
         *tried, full_point = explore_settings(context, context.record())
@@ -142,7 +142,9 @@ def _risk_candidates(context: CalibrationContext, recording: ExitRecording | Non
     return found
 
 
-def _by_disagreement(method: Method, evaluate: DisagreementEvaluator, candidates: list[Settings]) -> list[Settings]:
+def order_by_disagreement(
+    method: Method, evaluate: DisagreementEvaluator, candidates: list[Settings]
+) -> list[Settings]:
     """Return the front of disagreement against cost on the finding half, from lowest disagreement to lowest cost."""
     measured = [(float(losses.mean()), share, s) for s in candidates for losses, share in [evaluate(s)]]
     front: list[Settings] = []

@@ -20,7 +20,7 @@ from offramp.errors import OfframpError
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 ABOUT = "Transformers that spend only the compute an input needs."
-FIRST = ("train", "calibrate", "eval", "predict")  # how help lists them: these, then the others by name
+FIRST = ("attach", "train", "calibrate", "eval", "predict")  # how help lists them: these, then the others by name
 MOVED = {  # commands of earlier versions, and where they went
     "new": "offramp train --from-scratch --model FAMILY",
     "search": "offramp calibrate --search",

@@ -301,8 +301,8 @@ def merge(states: Sequence[State]) -> State:
             for group in state.exited
         ]
         rows, tokens = rows + state.base.count, tokens + state.base.total
-    apply_dropout = any(state.has_dropped for state in states)
-    return State(live, base, first.exit_heads, first.depth, first.layer, apply_dropout, trace, exited)
+    has_dropped = any(state.has_dropped for state in states)
+    return State(live, base, first.exit_heads, first.depth, first.layer, has_dropped, trace, exited)
 
 
 def _run_whole(engine: Engine, exit_heads: ExitHeads, packed: Packed) -> Result:

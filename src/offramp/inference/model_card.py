@@ -42,6 +42,50 @@ def write_model_card(folder: Path, model: LoadedRun, points: OperatingPoints, re
         write_text(folder / "README.md", render_model_card(model, points, recipe))
 
 
+def render_attached_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping[str, Any]) -> str:
+    """Return the card of a model with attached exits: what was attached and what it costs."""
+    task, summary = model.network.task, recipe["summary"]
+    rows = "\n".join(
+        f"| {100 * p.limit:g} % | {100 * p.found:.2f} % | {'proven' if p.proven else 'an estimate'}, "
+        f"≤ {100 * (p.upper or 1.0):.2f} % | {p.mac_share:.3f} | {p.mean_exit_layer or 0.0:.2f} |"
+        for p in points.disagreements
+    )
+    exits = ", ".join(str(layer) for layer in summary["exits"])
+    return f"""---
+library_name: offramp
+pipeline_tag: {task.pipeline}
+base_model: {_public_name(model.base_model)}
+tags:
+- early-exit
+- attached-exits
+---
+
+# {_public_name(model.base_model)} with attached exits
+
+The model itself is unchanged: plain `transformers` opens this folder as exactly the model that went in. Offramp
+attached exits after layers {exits} (0: the embeddings), which learned the model's own answers on {summary["texts"]}
+unlabelled texts.
+
+```python
+import offramp
+
+model = offramp.load("PATH/TO/THIS/FOLDER")
+model.predict([{_example_input(task.input_columns)}], max_disagreement=0.01)
+```
+
+## What it costs
+
+Measured on {summary["held_out"]} held-out texts: how often an answer differs from the full model's, and the share of
+the full model's multiply-accumulates. Bounds hold with 95 % confidence for texts from the same source.
+
+| disagreement allowed | found | bound | share of full MACs | mean exit layer |
+|---|---|---|---|---|
+{rows}
+
+How it was attached: `recipe.yaml`.
+"""
+
+
 def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping[str, Any]) -> str:
     """Return a model card with the table of operating points."""
     task = model.network.task

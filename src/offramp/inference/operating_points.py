@@ -69,6 +69,8 @@ class DisagreementPoint:
     mean_exit_layer: float | None = None
     engine: str | None = None
     precision: str | None = None
+    upper: float | None = None  # upper confidence bound on the disagreement on new rows
+    proven: bool = False  # a test showed that the limit holds; else the estimate fits it
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class OperatingPoints:
     disagreements: tuple[DisagreementPoint, ...] = ()
     engine: str | None = None  # that the points were calibrated on; None: of format 1, which does not say
     precision: str | None = None
+    default: dict[str, Any] | None = None  # the budget that is used when none is given: its kind and value
 
     def better(self, a: float, b: float) -> bool:
         """Return whether score `a` beats score `b`."""
@@ -129,12 +132,32 @@ class OperatingPoints:
     def choose(self, budget: float | Budget | None = None) -> OperatingPoint:
         """Return the point for a share of compute (a number, or `Budget.share`), a loss, or the default budget."""
         budget = Budget.parse(budget)
+        if budget.kind == "default" and self.default_budget.kind != "default":
+            budget = self.default_budget
+            if budget.kind not in ("share", "loss"):
+                return self._point_of(budget)
         if budget.kind == "share":
             return self._within_share(budget.value)
         if budget.kind in ("loss", "default"):
             fitting = (point for point in self.points if self.loss_of(point) <= budget.value + 1e-9)
             return next(fitting, self.full_point)
         raise OfframpError("an operating point", str(budget), "give a budget or a max_loss")
+
+    @property
+    def default_budget(self) -> Budget:
+        """The budget that the folder uses when none is given."""
+        return Budget.default() if self.default is None else Budget(self.default["kind"], self.default["value"])
+
+    def _point_of(self, budget: Budget) -> OperatingPoint:
+        """Return the operating point of a default disagreement, risk or latency."""
+        if budget.kind == "disagreement":
+            found: Any = self.disagreement_point_for(budget.value)
+        elif budget.kind == "risk":
+            found = min((one for one in self.guarantees if one.risk <= budget.value), key=lambda one: one.mac_share)
+        else:
+            found = self.latencies[0]
+        known = [point for point in self.points if point.settings == found.settings]
+        return known[0] if known else OperatingPoint(found.settings, found.mac_share, 1.0, 0.0)
 
     def _within_share(self, share: float) -> OperatingPoint:
         """Return the most accurate point that costs at most this share; the cheapest, with a warning, if none does."""
@@ -259,6 +282,7 @@ def load_points(folder: Path) -> OperatingPoints:
             tuple(DisagreementPoint(**one) for one in stored.get("disagreements", ())),
             stored.get("engine"),
             stored.get("precision"),
+            stored.get("default"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise OfframpError(

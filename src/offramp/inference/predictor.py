@@ -103,6 +103,7 @@ class Predictor:
 
     def _point_settings(self, points: OperatingPoints, budget: Budget) -> dict[str, Any]:
         """Return the stored settings for a budget."""
+        budget = points.default_budget if budget.kind == "default" else budget
         if budget.kind == "risk":
             return points.guarantee_for(budget.value, self.engine_name, self.how.precision).settings
         if budget.kind == "disagreement":

@@ -177,6 +177,11 @@ def save_run(folder: Path, model: LoadedRun) -> None:
     with quiet_transformers():
         model.network.hf.save_pretrained(folder)
         model.tokenizer.save_pretrained(folder)
+    save_added(folder, model)
+
+
+def save_added(folder: Path, model: LoadedRun) -> None:
+    """Write what Offramp adds to a model's own files: offramp.json and offramp.safetensors."""
     added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}
     save_file(added, folder / "offramp.safetensors", metadata={"format": "pt"})
     write_json(folder / "offramp.json", run_description(model))

@@ -14,7 +14,7 @@ that were fitted without its own fold of the rows (`FOLDS`); the tables fitted t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -114,8 +114,16 @@ class FittedBagOfWordsExit(FittedModule):
         """Solve for the tables, or read them from the folder; without labels they stay zero."""
         if not data.labelled:
             return
-        index = FeatureIndex(len(self.words), PAIR_BUCKETS, HASH_FACTORS)
-        for name, values in fit_bag_of_words(index, task, data, folder).items():
+        self.set_tables(fit_bag_of_words(self.index, task, data, folder))
+
+    @property
+    def index(self) -> FeatureIndex:
+        """The columns of features that the tables are fitted to."""
+        return FeatureIndex(len(self.words), PAIR_BUCKETS, HASH_FACTORS)
+
+    def set_tables(self, tables: Mapping[str, Tensor]) -> None:
+        """Take over tables of `fit_tables`: those fitted to all rows, and those without each fold for training."""
+        for name, values in tables.items():
             self.get_buffer(name).copy_(values[0])
             self.fold_tables[name] = values[1:].to(self.words.device)
 
@@ -171,17 +179,35 @@ def fit_bag_of_words(index: FeatureIndex, task: Task, data: Data, folder: Path) 
     `words` [1 + FOLDS, vocabulary, outputs], `pairs` [1 + FOLDS, pairs, outputs] and `bias` [1 + FOLDS, outputs]: first
     fitted to all rows, then without each fold.
     """
-    return load_or_compute(folder / TABLES_FILE, lambda: _fit_all_folds(index, task, data))
+
+    def compute() -> dict[str, Tensor]:
+        targets = row_labels(task, data)
+        targets = np.pad(targets, ((0, 0), (0, task.outputs - targets.shape[1])))
+        return fit_tables(index, [e.ids for e in data.encoded], targets)
+
+    return load_or_compute(folder / TABLES_FILE, compute)
 
 
-def _fit_all_folds(index: FeatureIndex, task: Task, data: Data) -> dict[str, Tensor]:
-    features, targets = _feature_matrix(index, [e.ids for e in data.encoded]), row_labels(task, data)
-    targets = np.pad(targets, ((0, 0), (0, task.outputs - targets.shape[1])))
-    fold = np.array([fold_of(e.ids) for e in data.encoded])
+def fit_tables(index: FeatureIndex, rows: Sequence[Sequence[int]], targets: Floats) -> dict[str, Tensor]:
+    """Return the tables for rows of token ids and their target probabilities [rows, outputs], as `fit_bag_of_words`."""
+    features, fold = _feature_matrix(index, rows), np.array([fold_of(ids) for ids in rows])
     fits = [_fit_logistic_regression(features, targets, fold != left_out) for left_out in range(-1, FOLDS)]
     weights = torch.from_numpy(np.stack([weight for weight, _ in fits])).float()
     words, pairs = weights.split([index.vocabulary, index.pairs], dim=1)
     return {"words": words, "pairs": pairs, "bias": torch.from_numpy(np.stack([bias for _, bias in fits])).float()}
+
+
+def logits_without_own_fold(
+    index: FeatureIndex, tables: Mapping[str, Tensor], rows: Sequence[Sequence[int]]
+) -> NDArray[np.float32]:
+    """Return the logits of every row by the tables that were fitted without its fold."""  # [rows, outputs]
+    features, fold = _feature_matrix(index, rows), np.array([fold_of(ids) for ids in rows])
+    logits = np.zeros((len(rows), tables["bias"].shape[1]), dtype=np.float32)
+    for number in range(FOLDS):
+        weights = torch.cat((tables["words"][1 + number], tables["pairs"][1 + number])).numpy()
+        own = fold == number
+        logits[own] = features[own] @ weights + tables["bias"][1 + number].numpy()
+    return logits
 
 
 def _feature_matrix(index: FeatureIndex, rows: Sequence[Sequence[int]]) -> csr_array:

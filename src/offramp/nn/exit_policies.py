@@ -39,6 +39,7 @@ class ExitOptions:
 
     pool: Pool = "meanmax"
     exit0: bool = True  # an exit on the embeddings, before any layer
+    exits: tuple[int, ...] = ()  # layers with an exit head, 0: the embeddings; empty: every layer below the last
     # the first exits of row classifiers know words and pairs of neighbours (two look-up tables)
     bag_of_words: bool = True
     # tables are learned with the exit heads, or solved for before training (better for long rows)
@@ -52,6 +53,18 @@ class ExitOptions:
         if self.bag_of_words_depth < 0:
             given = f"bag_of_words_depth={self.bag_of_words_depth}"
             raise OfframpError("the last layer whose exit knows words", given, "use 0 (exit 0 only) or a layer, e.g. 2")
+        if any(layer < 0 or layer != int(layer) for layer in self.exits):
+            raise OfframpError("layers with an exit", f"exits={self.exits}", "use layers from 0, e.g. 0,2,4")
+
+    def layers(self, depth: int) -> list[int]:
+        """Return the layers that get an exit head in a model of this depth."""
+        if not self.exits:
+            return list(range(0 if self.exit0 else 1, depth))
+        layers = sorted({int(layer) for layer in self.exits})
+        if layers[-1] >= depth:
+            given = f"exits={','.join(map(str, layers))} in a model of {depth} layers"
+            raise OfframpError("layers with an exit", given, f"use layers from 0 to {depth - 1}")
+        return layers
 
 
 @dataclass(frozen=True)
@@ -235,7 +248,7 @@ def build_exit_heads(network: Network, options: ExitOptions) -> nn.ModuleDict:
 
 def build_exit_heads_from(network: Network, options: ExitOptions, new_head: Callable[[], nn.Module]) -> nn.ModuleDict:
     """Return exit heads that `new_head` builds, each with a `cost`, within a bag of words where the options say so."""
-    task, layers = network.task, [str(layer) for layer in range(0 if options.exit0 else 1, network.depth)]
+    task, layers = network.task, [str(layer) for layer in options.layers(network.depth)]
     if task.outputs == 0:  # a vocabulary: every exit shares the model's own head
         return nn.ModuleDict(
             {layer: SharedExitHead(network.model_head.apply, network.model_head.cost) for layer in layers}

@@ -143,6 +143,10 @@ class Task(ABC):
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """Return the scores of predictions against labelled rows."""
 
+    def labelled(self, row: Row, prediction: Row) -> Row:
+        """Return a row with a prediction as its label: what a model's own answers teach and are compared with."""
+        return {**row, self.target: prediction[self.target]}
+
     def metrics_from_losses(self, losses: Sequence[float]) -> dict[str, float]:
         """Return the scores of tasks that are measured by their loss per row."""
         return {"loss": sum(losses) / max(1, len(losses))}

@@ -125,6 +125,10 @@ class QuestionAnsweringTask(Task):
         pairs = zip(predictions, full, strict=True)
         return [1.0 - squad_score(a["answer"], [b["answer"]] if b["answer"] else [])[1] for a, b in pairs]
 
+    def labelled(self, row: Row, prediction: Row) -> Row:
+        answer = {"text": [prediction["answer"]], "answer_start": [prediction["start"]]}
+        return {**row, "answers": answer if prediction["answer"] else {"text": [], "answer_start": []}}
+
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         scores = [
             squad_score(prediction["answer"], row["answers"]["text"])

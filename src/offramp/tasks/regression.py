@@ -111,6 +111,9 @@ class RegressionTask(Task):
             "mse": float(np.square(true - predicted).mean()),
         }
 
+    def labelled(self, row: Row, prediction: Row) -> Row:
+        return {**row, "label": prediction["value"]}
+
 
 def _is_number(value: Any) -> bool:
     """Return whether a label is a finite number, or one written as text (CSV); true and false are classes."""

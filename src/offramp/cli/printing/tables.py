@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from offramp.cli.printing.console import out, print_line
@@ -19,6 +20,7 @@ from offramp.inference.budget import Budget
 from offramp.inference.operating_points import OperatingPoints
 
 if TYPE_CHECKING:
+    from offramp.commands.attach import AttachedRun
     from offramp.commands.compare import Comparison
     from offramp.commands.info import RunInfo
     from offramp.commands.train import TrainedRun
@@ -67,6 +69,34 @@ def print_trained(trained: TrainedRun, run: str) -> None:
     out.print(points_table(trained.points))
     budget = " --budget 0.5" if len(trained.points.points) > 1 else ""
     print_line(f"written to {run}; next: offramp eval {run} --data FILE{budget}")
+
+
+def print_attached(run: AttachedRun) -> None:
+    """Print what was attached and what each disagreement costs."""
+    table, summary = Table(box=None, pad_edge=False), run.summary
+    for name in ("disagreement", "found", "bound", "share of MACs", "mean exit layer"):
+        table.add_column(name, justify="right")
+    for point in run.points.disagreements:
+        bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate only)")
+        layer = "" if point.mean_exit_layer is None else f"{point.mean_exit_layer:.2f}"
+        found = f"{100 * point.found:.2f} %"
+        table.add_row(f"{100 * point.limit:g} %", found, bound, f"{point.mac_share:.3f}", layer)
+    console = Console()
+    console.print(f"exits after layers {', '.join(map(str, summary['exits']))}: {summary['why']}")
+    console.print(f"what each disagreement with the full model costs, on {summary['held_out']} held-out texts:")
+    console.print(table)
+    if "labelled" in summary:
+        scores = summary["labelled"]
+        metric = next(iter(scores["full"]))
+        console.print(
+            f"on {scores['rows']} labelled rows: {metric} {scores['full'][metric]:.4f} in full, "
+            f"{scores['default'][metric]:.4f} at the default, which costs {scores['mac_share']:.3f} of the MACs"
+        )
+    seconds = summary["seconds"]
+    console.print(
+        f"{run.folder}: one pass {seconds['one_pass']} s, heads {seconds['heads']} s, all {seconds['all']} s; "
+        f"default {run.points.default_budget}"
+    )
 
 
 def print_cell(cell: Mapping[str, Any]) -> None:

@@ -1,0 +1,447 @@
+"""`offramp attach` as a function: exits for a model that is already fine-tuned, in one pass and without labels."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from offramp import __version__, engines, methods
+from offramp.calibration.calibrate import CalibrationContext, row_uncertainties
+from offramp.calibration.disagreement import (
+    CONFIDENCE,
+    choose_exits,
+    find_disagreement_points,
+    label_by_full_model,
+    rows_for,
+)
+from offramp.calibration.latency import LatencyRequest, find_latency_point
+from offramp.calibration.replay import ExitRecording
+from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
+from offramp.data import readers as reading
+from offramp.data.tokenization import max_tokens
+from offramp.errors import OfframpError
+from offramp.inference import operating_points as operating
+from offramp.inference import run_folder as folders
+from offramp.inference.batching import run_encoded, score_policy
+from offramp.inference.budget import Budget
+from offramp.inference.finetuned import FineTunedModel, find_model
+from offramp.inference.model_card import render_attached_card
+from offramp.inference.operating_points import OperatingPoints, pareto_front
+from offramp.inference.run_folder import LoadedRun
+from offramp.methods.attached import AttachedOptions
+from offramp.nn.batches import Data, pack_rows
+from offramp.nn.keys import EXIT_UNIT
+from offramp.nn.network import Network
+from offramp.tasks import Row, Task
+from offramp.training.attach import collect_states, fit_exit_heads
+from offramp.training.run_lock import check_output_free, locked_working_folder
+from offramp.utils.files import atomic_replace, write_text
+
+METHOD = "attached"
+HELD_OUT = 5  # every fifth text is held out for the operating points
+FEWEST = 60  # texts below which exits cannot be trained and tested
+SMALL_DEPTH = 3  # layers below which exits hardly pay
+Listener = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class AttachRequest:
+    """Everything that decides the result of attaching; it is written to recipe.yaml."""
+
+    model: str
+    text: str
+    out: str
+    risk: float | None = None
+    confidence: float = CONFIDENCE
+    budget: float | None = None
+    latency: str | None = None
+    labels: str | None = None
+    rows: int | None = None
+    exits: str = "auto"
+    pair: tuple[str, ...] = ()
+    revision: str | None = None
+    max_length: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class AttachedRun:
+    """A finished run with attached exits, and what was found on the way."""
+
+    folder: Path
+    model: LoadedRun
+    points: OperatingPoints
+    summary: dict[str, Any]  # texts, held_out, exits and why, seconds, labelled scores
+
+
+def attach(
+    model: str | Path,
+    text: str | Path,
+    out: str | Path,
+    *,
+    risk: float | None = None,
+    confidence: float = CONFIDENCE,
+    budget: float | None = None,
+    latency: str | None = None,
+    labels: str | Path | None = None,
+    rows: int | None = None,
+    exits: str | Sequence[int] = "auto",
+    pair: Sequence[str] = (),
+    revision: str | None = None,
+    max_length: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    force: bool = False,
+    listener: Listener = lambda **_: None,
+) -> AttachedRun:
+    """Give a fine-tuned model exits that learn its own answers, and operating points in terms of disagreement.
+
+        run = offramp.attach("my-finetuned-model", "texts.txt", "runs/mine", risk=0.01)
+        offramp.load("runs/mine").predict(["a fine film"], max_disagreement=0.01)
+
+    Args:
+        model: a folder, a name on the hub, or an Offramp run; its weights and its answers stay as they are.
+        text: unlabelled texts like those the model will see: .txt (a text a line), .jsonl, .csv, .tsv or .parquet.
+        out: where the run folder is written.
+        risk: prove a setting that disagrees with the full model at most this often; it becomes the default.
+        confidence: of that proof.
+        budget: make the best setting within this share of the full model's compute the default.
+        latency: make the best setting that answers single rows within this time ("5ms") the default.
+        labels: labelled rows, to report the metric beside the disagreement.
+        rows: use only the first texts.
+        exits: layers that get an exit ("0,2,4"), or "auto": chosen by expected time on this machine.
+        pair: the two text columns of a model that reads pairs.
+        revision: of a model on the hub.
+        max_length: the longest row in tokens.
+        columns: columns of the file by the names that the task expects.
+        seed: of the split and of training.
+        force: replace what is in `out`.
+        listener: receives the progress as keyword arguments.
+    """
+    listed = exits if isinstance(exits, str) else ",".join(str(layer) for layer in exits)
+    request = AttachRequest(
+        str(model),
+        str(text),
+        str(out),
+        risk,
+        confidence,
+        budget,
+        latency,
+        None if labels is None else str(labels),
+        rows,
+        listed,
+        tuple(pair),
+        revision,
+        max_length,
+        columns or {},
+        seed,
+    )
+    return run_attach(request, force, listener)
+
+
+def run_attach(request: AttachRequest, force: bool = False, listener: Listener = lambda **_: None) -> AttachedRun:
+    """Attach exits to a model and write the run folder; an interrupted pass continues with the same request."""
+    started = time.perf_counter()
+    default = _default_budget(request)
+    check_output_free(Path(request.out), force)
+    if request.pair and len(request.pair) != 2:
+        raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
+    source = find_model(request.model, request.pair or ("text",), request.revision)
+    rows = _read_texts(request, source.task)
+    held_out, training = _split(rows, request.seed)
+    _check_counts(request, source.task, len(held_out))
+    listener(task=source.task.name, texts=len(training), held_out=len(held_out))
+    hf, tokenizer = source.load()
+    task = source.task.with_tokenizer(tokenizer)
+    recipe = _recipe(request, rows)
+    method, options = methods.get(METHOD), _options(request, task)
+    torch.manual_seed(request.seed)
+    network = folders.build_network(hf, task, method, options)
+    for parameter in hf.parameters():
+        parameter.requires_grad_(False)
+    longest = max_tokens(tokenizer, network.encoder.positions, request.max_length)
+    model = LoadedRun(network, tokenizer, method, options, longest, request.model)
+    with locked_working_folder(Path(request.out), recipe, force) as partial:
+        encoded = task.encode(tokenizer, training, longest)
+        held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
+        listener(stage="states", rows=len(encoded))
+        stored = collect_states(network, encoded, partial / "states", request.seed)
+        passed = time.perf_counter()
+        listener(stage="heads")
+        fit_exit_heads(network, stored, encoded, request.seed)
+        trained = time.perf_counter()
+        listener(stage="points", rows=len(held_out))
+        model, context, recording, why = _with_chosen_exits(request, model, held_data)
+        points = _find_points(request, model, context, recording, default)
+        summary = {
+            "task": task.name,
+            "texts": len(training),
+            "held_out": len(held_out),
+            "exits": sorted(model.network.exit_heads),
+            "why": why,
+            "seconds": {
+                "one_pass": round(passed - started, 2),
+                "heads": round(trained - passed, 2),
+                "all": round(time.perf_counter() - started, 2),
+            },
+        }
+        if request.labels is not None:
+            summary["labelled"] = _score_labelled(request, model, points, default)
+        for warning in points.warnings:
+            warnings.warn(warning, stacklevel=2)
+        _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary})
+    if request.latency is not None:
+        points = _with_latency(request, points, held_data)
+    return AttachedRun(Path(request.out), replace(model, folder=Path(request.out)), points, summary)
+
+
+def _default_budget(request: AttachRequest) -> Budget:
+    """Return the budget that becomes the folder's default; refuse more than one."""
+    named = (request.risk, request.budget, request.latency)
+    if all(value is None for value in named):
+        return Budget.disagreement(0.01)
+    return Budget.parse(request.budget, risk=request.risk, latency=request.latency)
+
+
+def _options(request: AttachRequest, task: Task) -> AttachedOptions:
+    exits: tuple[int, ...] = ()
+    if request.exits != "auto":
+        try:
+            exits = tuple(int(layer) for layer in request.exits.split(","))
+        except ValueError as error:
+            raise OfframpError("layers with an exit", f"--exits {request.exits}", "use auto, or e.g. 0,2,4") from error
+    return AttachedOptions(exits=exits, bag_of_words=task.name == "classification")
+
+
+def _read_texts(request: AttachRequest, task: Task) -> list[Row]:
+    """Return the texts as rows with the task's input columns."""
+    rows = reading.read_rows(request.text, columns=request.columns, limit=request.rows)
+    columns = task.input_columns
+    if request.pair and rows and not all(column in rows[0] for column in columns):
+        columns_found = ", ".join(rows[0])
+        raise OfframpError(f"the columns {' and '.join(columns)}", f"{request.text} with {columns_found}", "see --pair")
+    if columns == ("tokens",):
+        rows = [row if "tokens" in row else {**row, "tokens": str(row.get("text", "")).split()} for row in rows]
+    kept: list[Row] = [row for row in rows if all(row.get(column) for column in columns)]
+    if len(kept) < FEWEST:
+        given = f"{len(kept)} usable rows in {request.text} (columns {' and '.join(columns)})"
+        raise OfframpError(f"at least {FEWEST} texts to attach exits with", given, "give more texts; 1,000 do well")
+    task.check_inputs(kept, request.text)
+    return kept
+
+
+def _split(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Return the held-out fifth and the other rows."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    held = len(rows) // HELD_OUT
+    return [rows[i] for i in order[:held]], [rows[i] for i in order[held:]]
+
+
+def _check_counts(request: AttachRequest, task: Task, held_out: int) -> None:
+    """Refuse a risk that the held-out texts cannot prove, and a task without single answers."""
+    check_task_has_risk(task)
+    if request.risk is not None:
+        try:
+            check_provable(request.risk, request.confidence, held_out - held_out // 2)
+        except OfframpError as error:
+            if not 0.0 < request.risk < 1.0 or not 0.5 <= request.confidence < 1.0:
+                raise
+            need = HELD_OUT * rows_for(request.risk)
+            given = f"{held_out} held-out texts, a fifth of those given"
+            fix = f"give at least {need} texts, or a larger risk"
+            raise OfframpError(f"a proven risk of {request.risk:g}", given, fix) from error
+
+
+def _with_chosen_exits(
+    request: AttachRequest, model: LoadedRun, held: Data
+) -> tuple[LoadedRun, CalibrationContext, ExitRecording, str]:
+    """Return the model with few exits, and its recording on held-out texts that the full model has labelled."""
+    context = CalibrationContext(model.network, model.method, held)
+    labelled = Data(label_by_full_model(model.network, held.rows, context), held.encoded)
+    context = replace(context, data=labelled)
+    recording = context.record()
+    if request.exits != "auto":
+        return model, context, recording, "as given by --exits"
+    uncertainties = row_uncertainties(model.network, model.method, {}, recording)
+    layer_ms, exit_ms = measure_parts(model.network, held)
+    chosen, compared = choose_exits(context, recording, uncertainties, layer_ms, exit_ms)
+    listed = "; ".join(f"exits {name}: {ms:.2f}" for name, ms in compared.items())
+    why = f"expected milliseconds of a row at 1 % disagreement on this machine — {listed}"
+    model = _keep_exits(model, chosen)
+    context = replace(context, network=model.network)
+    return model, context, context.record(), why
+
+
+def measure_parts(network: Network, data: Data, rounds: int = 9) -> tuple[float, list[float]]:
+    """Return the milliseconds of a layer and of every exit head for one row of median length on the default engine."""
+    lengths = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
+    packed = pack_rows(network.task, [data.encoded[lengths[len(lengths) // 2]]])
+    name = engines.choose(engines.AUTO, torch.device("cpu"))
+    engine = engines.make(name, network.encoder)
+    heads = engine.compile_heads(network)
+    with torch.inference_mode(), engine.running():
+        packed = packed.with_states(engine.embed(packed))
+
+        def milliseconds(run: Callable[[], Any]) -> float:
+            run()
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                run()
+                times.append(1000 * (time.perf_counter() - began))
+            return statistics.median(times)
+
+        layer = milliseconds(lambda: engine.run_segment(1, 1, None, packed))
+        exits = sorted(network.exit_heads)
+        unit = EXIT_UNIT in network.added
+        kinds = {number: milliseconds(lambda n=number: heads(n, packed)) for number in exits[:2]}  # type: ignore[misc]
+        if unit:
+            kinds = {
+                number: ms + milliseconds(lambda: heads.exit_unit(exits[0], packed)) for number, ms in kinds.items()
+            }
+    return layer, [kinds.get(number, kinds[exits[min(1, len(exits) - 1)]]) for number in exits]
+
+
+def _keep_exits(model: LoadedRun, chosen: Sequence[int]) -> LoadedRun:
+    """Return the model with some of its exits."""
+    options = replace(model.options, exits=tuple(chosen))
+    network = folders.build_network(model.network.hf, model.network.task, model.method, options)
+    own = network.added.state_dict()
+    network.added.load_state_dict({name: t for name, t in model.network.added.state_dict().items() if name in own})
+    network.eval()
+    return replace(model, network=network, options=options)
+
+
+def _find_points(
+    request: AttachRequest,
+    model: LoadedRun,
+    context: CalibrationContext,
+    recording: ExitRecording,
+    default: Budget,
+) -> OperatingPoints:
+    """Return operating points whose score is the agreement with the full model, with disagreement points and proofs."""
+    disagreements, tested = find_disagreement_points(context, recording)
+    full, *others = tested
+    data = {
+        "name": "/".join(Path(request.text).parts[-2:]) + " (a fifth held out)",
+        "rows": len(context.data.rows),
+        "fingerprint": reading.fingerprint(request.text, context.data.rows),
+    }
+    stored = {"kind": default.kind, "value": default.value}
+    points = OperatingPoints(
+        "agreement",
+        True,
+        data,
+        pareto_front(others, replace(full, score=1.0), True),
+        disagreements=tuple(disagreements),
+        engine="torch",
+        precision="fp32",
+        default=stored,
+    )
+    if request.risk is not None:
+        proven = prove_risk(context, recording, request.risk, request.confidence)
+        points = replace(points, guarantees=(proven,))
+    return replace(points, warnings=tuple(_warnings(model.network, points)))
+
+
+def _warnings(network: Network, points: OperatingPoints) -> list[str]:
+    found = []
+    one = next(point for point in points.disagreements if point.limit == 0.01)
+    if network.depth < SMALL_DEPTH:
+        found.append(f"a model of {network.depth} layers has little to save: exits hardly pay")
+    if one.mac_share > 0.9:
+        found.append(f"exits hardly pay: 1 % disagreement costs {one.mac_share:.2f} of the full compute")
+    unproven = [point.limit for point in points.disagreements if not point.proven]
+    if unproven:
+        need, shown = HELD_OUT * rows_for(max(unproven)), max(unproven)
+        found.append(
+            f"too few texts to prove disagreements of {shown:g} and less: those points are estimates; "
+            f"{need} texts could prove {shown:g}"
+        )
+    return found
+
+
+def _score_labelled(
+    request: AttachRequest, model: LoadedRun, points: OperatingPoints, default: Budget
+) -> dict[str, Any]:
+    """Return the metrics of the full model and of the default point on labelled rows."""
+    task, network = model.network.task, model.network
+    assert request.labels is not None
+    rows = [_known_label(task, row) for row in reading.read_rows(request.labels, columns=request.columns)]
+    task.check_rows(rows, request.labels)
+    data = Data(rows, task.encode(model.tokenizer, rows, model.max_length))
+    engine = engines.make("torch", network.encoder)
+    scores: dict[str, Any] = {"rows": len(rows)}
+    settings = {"full": model.method.settings(), "default": _settings_of(model, points, default)}
+    for name, chosen in settings.items():
+        metrics, output = score_policy(network, engine, model.method.policy(network, chosen), data)
+        scores[name] = metrics
+        if name == "default":
+            full_output = run_encoded(network, engine, model.method.policy(network, settings["full"]), data.encoded)
+            ours, theirs = (task.predictions(rows, data.encoded, one.logits) for one in (output, full_output))
+            scores["disagreement"] = float(np.mean(task.disagreement(ours, theirs)))
+            scores["mac_share"] = float(output.macs.sum() / full_output.macs.sum())
+    return scores
+
+
+def _known_label(task: Task, row: Row) -> Row:
+    """Return a row whose label is the model's own name for it: numbers stand for the model's order."""
+    label, labels = row.get("label"), getattr(task, "labels", ())
+    if task.name == "classification" and isinstance(label, int) and label not in labels and 0 <= label < len(labels):
+        return {**row, "label": labels[label]}
+    return row
+
+
+def _settings_of(model: LoadedRun, points: OperatingPoints, default: Budget) -> Any:
+    if default.kind == "risk":
+        chosen = points.guarantees[0].settings
+    elif default.kind == "disagreement":
+        chosen = points.disagreement_point_for(default.value).settings
+    else:
+        chosen = points.choose(default if default.kind == "share" else None).settings
+    return methods.configure(model.method.settings, chosen, model.method.name)
+
+
+def _recipe(request: AttachRequest, rows: Sequence[Row]) -> dict[str, Any]:
+    content = asdict(replace(request, columns=dict(request.columns)))
+    for name in ("model", "text", "labels"):
+        value = content[name]
+        content[name] = Path(value).name if value and Path(value).exists() else value
+    content.pop("out")
+    content["pair"] = list(content["pair"])
+    mark = reading.fingerprint(request.text, rows)
+    return {"method": METHOD, "train": content["text"], **content, "text_fingerprint": mark, "offramp": __version__}
+
+
+def _publish(
+    out: Path, partial: Path, source: FineTunedModel, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]
+) -> None:
+    """Write the finished folder in one step; the model's own files are copied byte for byte."""
+    named = replace(model, base_model=Path(source.source).name if Path(source.source).exists() else source.source)
+    with atomic_replace(out) as new:
+        source.copy_to(new)
+        folders.save_added(new, named)
+        operating.save_points(new, points)
+        write_text(new / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        write_text(new / "README.md", render_attached_card(named, points, recipe))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _with_latency(request: AttachRequest, points: OperatingPoints, held: Data) -> OperatingPoints:
+    """Measure the setting that answers within the latency on this machine and store it as the default."""
+    assert request.latency is not None
+    timed = LatencyRequest(Budget.latency(request.latency).value, 95.0, "auto", "fp32", None)
+    points = replace(points, latencies=(find_latency_point(request.out, points, held.rows, request.text, timed),))
+    operating.save_points(Path(request.out), points)
+    return points

@@ -1,0 +1,141 @@
+"""Fine-tuned Hugging Face models as they are: which task their head is for, and their files, unchanged.
+
+A model comes from a folder, from a name on the hub (with a revision; `HF_*` variables and the offline cache are
+respected), or from an Offramp run, whose folder plain transformers opens too. Labels keep the order of the model's own
+`id2label`. Weights must be safetensors; code that a model brings along is never run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+from offramp import backbones, tasks
+from offramp.errors import OfframpError
+from offramp.inference.run_folder import check_tokenizer_size, load_backbone_and_missing, load_tokenizer
+from offramp.tasks import Task
+from offramp.utils.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # of a model and its tokenizer
+OWN_FILES = {"offramp.json", "offramp.safetensors", "points.json", "search.json", "latency.json"}
+HEADS = {  # how the class of a model ends → what its head is for
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "tokens",
+    "ForQuestionAnswering": "question",
+}
+GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForSeq2SeqLM", "MTModel")
+
+
+@dataclass(frozen=True)
+class FineTunedModel:
+    """A fine-tuned model: its folder, configuration and task."""
+
+    folder: Path
+    source: str  # what the user named
+    config: Mapping[str, Any]
+    task: Task
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Return the model, with its own head, and its tokenizer."""
+        tokenizer = load_tokenizer(str(self.folder))
+        hf, missing = load_backbone_and_missing(str(self.folder), self.task)
+        if missing:
+            given = f"{self.source}, whose weights lack {', '.join(sorted(missing)[:3])}"
+            raise OfframpError("a fine-tuned model with its head", given, "give the folder of the fine-tuned model")
+        check_tokenizer_size(tokenizer, hf, self.source)
+        return hf, tokenizer
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the model's own files, byte for byte."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted({path for pattern in FILES for path in self.folder.glob(pattern)}):
+            if path.name not in OWN_FILES:
+                shutil.copyfile(path, folder / path.name)
+
+
+def find_model(source: str, texts: Sequence[str] = ("text",), revision: str | None = None) -> FineTunedModel:
+    """Return the fine-tuned model that a folder or a hub name holds; refuse models that cannot be served."""
+    folder = _folder(source, revision)
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    if not isinstance(config, dict):
+        raise OfframpError("a fine-tuned model", f"{source}, without a config.json", "give the model's folder")
+    if "auto_map" in config and config.get("model_type") not in transformers.CONFIG_MAPPING:
+        given = f"{source}, which brings its own code (auto_map in config.json)"
+        raise OfframpError("a model of a known family", given, "Offramp never runs code from a model's folder")
+    _check_weights(folder, source)
+    task = task_of_model(config, source, tuple(texts))
+    backbones.find(config.get("model_type", "unknown"))
+    return FineTunedModel(folder, source, config, task)
+
+
+def _folder(source: str, revision: str | None) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            given = f"--revision {revision} for the folder {source}"
+            raise OfframpError("a revision of a model", given, "leave --revision out, or give a name on the hub")
+        return path
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or path.is_file():
+        given = f"{source!r}, which is {'a file' if path.is_file() else 'no folder'}"
+        raise OfframpError("a fine-tuned model", given, "give a folder with config.json, or a name on the hub")
+    return download(source, revision)
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """Return the folder of a model on the hub, from the offline cache if it is there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES, "README.md", "recipe.yaml"]))
+    except Exception as error:  # the hub's library raises errors of several kinds, none of which says what to do
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        fix = "give a folder, or check the name, the revision, the network and HF_TOKEN"
+        raise OfframpError(f"the model {name!r} on the hub", first, fix) from error
+
+
+def _check_weights(folder: Path, source: str) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt")]
+    if pickled:
+        given = f"{source} with pickled weights only ({pickled[0]}), which can run code when they are opened"
+        fix = "convert them where you trust them: AutoModel….from_pretrained(…).save_pretrained(…) writes safetensors"
+        raise OfframpError("weights in safetensors", given, fix)
+    raise OfframpError("the weights of a model", f"{source} without model.safetensors", "give the whole folder")
+
+
+def task_of_model(config: Mapping[str, Any], source: str, texts: tuple[str, ...] = ("text",)) -> Task:
+    """Return the task that a model's head is for; labels in the order of its own `id2label`."""
+    architecture = str((config.get("architectures") or ["unknown"])[0])
+    if architecture.endswith(GENERATIVE):
+        given = f"{source}, a generative model ({architecture})"
+        raise OfframpError("a model that classifies, tags, scores or finds answers", given, "see docs/choosing.md")
+    kind = next((kind for ending, kind in HEADS.items() if architecture.endswith(ending)), None)
+    if kind is None:
+        given = f"{source}, whose class {architecture} has no head for a task"
+        fix = "give a fine-tuned model; to fine-tune this one, run `offramp train --model` on labelled rows"
+        raise OfframpError("a fine-tuned model", given, fix)
+    if kind == "question":
+        return tasks.get("question_answering").from_json({"unanswerable": False, "stride": 128})
+    labels = _labels(config)
+    if kind == "tokens":
+        return tasks.get("tagging").from_json({"tags": labels})
+    if len(labels) == 1 or config.get("problem_type") == "regression":
+        return tasks.get("regression").from_json({"texts": list(texts)})
+    name = "multi_label" if config.get("problem_type") == "multi_label_classification" else "classification"
+    return tasks.get(name).from_json({"labels": labels, "texts": list(texts)})
+
+
+def _labels(config: Mapping[str, Any]) -> list[str]:
+    named = config.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return [str(label) for _, label in sorted(named.items(), key=lambda item: int(item[0]))]
+    return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]

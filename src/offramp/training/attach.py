@@ -1,0 +1,286 @@
+"""Exit heads for a frozen model, in one pass over unlabelled texts.
+
+`collect_states` sends every text once through the model and stores what exit heads read (pooled states of every layer,
+or states of tokens) and the model's own logits: float16, in chunks on disk, so that memory stays bounded and an
+interrupted pass continues. `fit_exit_heads` then trains all heads at once on the stored states, in seconds, to give the
+model's own soft answers. A tenth of the rows chooses each head's best epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from offramp.core.columns import SCORED
+from offramp.core.packed import Packed
+from offramp.data.tokenization import Encoded
+from offramp.nn.bag_of_words import FittedBagOfWordsExit, fit_tables, logits_without_own_fold
+from offramp.nn.batches import pack_rows
+from offramp.nn.exit_heads import ExitHead, pool_states
+from offramp.nn.keys import EXIT_UNIT
+from offramp.nn.network import Network
+from offramp.training.distillation import distillation_loss
+from offramp.training.forward import forward_all_layers
+from offramp.utils.files import atomic_replace
+from offramp.utils.progress import report_progress
+
+CHUNK_ROWS = 512  # rows of one file
+BATCH_TOKENS = 4096  # of one forward pass
+MAX_TOKENS = 150_000  # tokens whose states are kept for heads that answer for every token
+IN_MEMORY = 1 << 30  # bytes of stored states that are kept in memory while heads are trained
+EPOCHS, PATIENCE = 60, 6  # at most; epochs without a better head
+BATCH_ROWS = 128
+LEARNING_RATE, WEIGHT_DECAY = 2e-3, 1e-2
+VALIDATION = 10  # every tenth row chooses the epoch
+
+
+@dataclass(frozen=True)
+class StoredStates:
+    """What exit heads read of every text, in files of a folder."""
+
+    folder: Path
+    chunks: tuple[tuple[int, ...], ...]  # row indices of each file
+    per_token: bool
+
+    def load(self, number: int) -> dict[str, Tensor]:
+        """Return one chunk: `features` [items, exits, width], `logits` [items, outputs], `lengths` [rows], `scored`."""
+        if not self._fits:
+            return load_file(self._path(number))
+        if number not in self._cache:
+            self._cache[number] = load_file(self._path(number))
+        return self._cache[number]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"states-{number:05d}.safetensors"
+
+    @cached_property
+    def _cache(self) -> dict[int, dict[str, Tensor]]:
+        return {}
+
+    @cached_property
+    def _fits(self) -> bool:
+        return sum(self._path(number).stat().st_size for number in range(len(self.chunks))) <= IN_MEMORY
+
+
+def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, seed: int = 0) -> StoredStates:
+    """Run every text once through the frozen model and store states and logits; finished chunks are not run again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    order = np.random.default_rng(seed).permutation(len(encoded))
+    if network.per_token:
+        order = order[: _rows_within(order, encoded, MAX_TOKENS)]
+    chunks = tuple(tuple(order[i : i + CHUNK_ROWS].tolist()) for i in range(0, len(order), CHUNK_ROWS))
+    stored, done = StoredStates(folder, chunks, network.per_token), 0
+    network.eval()
+    for number, indices in enumerate(chunks):
+        path = stored._path(number)
+        if not path.is_file():
+            content = _chunk(network, [encoded[i] for i in indices])
+            with atomic_replace(path) as temporary:
+                save_file(content, temporary)
+        done += len(indices)
+        report_progress(done, len(order))
+    return stored
+
+
+def _rows_within(order: np.ndarray, encoded: Sequence[Encoded], tokens: int) -> int:
+    """Return how many rows in this order have at most so many tokens, at least a few hundred rows."""
+    total = np.cumsum([len(encoded[i].ids) for i in order])
+    return max(min(len(order), 200), int(np.searchsorted(total, tokens)))
+
+
+def _chunk(network: Network, encoded: Sequence[Encoded]) -> dict[str, Tensor]:
+    """Return features and logits of some rows, computed in batches of similar length."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for indices in _batches([len(one.ids) for one in encoded]):
+        packed = pack_rows(network.task, [encoded[i] for i in indices]).to(network.device)
+        sizes = packed.lengths.tolist() if network.per_token else [1] * len(indices)
+        features, logits = (part.cpu().split(sizes) for part in _run(network, packed))
+        scored = packed.tokens.get(SCORED)
+        marks = None if scored is None or not network.per_token else scored.cpu().split(sizes)
+        for place, index in enumerate(indices):
+            parts[index] = {"features": features[place], "logits": logits[place]}
+            if marks is not None:
+                parts[index]["scored"] = marks[place]
+    names = parts[0].keys()
+    content = {name: torch.cat([parts[i][name] for i in range(len(encoded))]).contiguous() for name in names}
+    content["lengths"] = torch.tensor([len(one.ids) for one in encoded])
+    return content
+
+
+def _run(network: Network, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Return what the exit heads read [items, exits, width] in float16, and the model's logits [items, outputs]."""
+    with torch.no_grad():
+        states = forward_all_layers(network.encoder, packed)
+        features = []
+        for layer in sorted(network.exit_heads):
+            own = states.after(layer)
+            own = own.with_states(network.encoder.final(own.states))
+            features.append((own.states if network.per_token else pool_states(own, "meanmax")).half())
+        return torch.stack(features, dim=1), network(network.depth, states.after(network.depth)).float()
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield indices of rows to run together, by length."""
+    batch: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and tokens + lengths[index] > BATCH_TOKENS:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(index)
+        tokens += lengths[index]
+    yield batch
+
+
+def fit_exit_heads(network: Network, stored: StoredStates, encoded: Sequence[Encoded], seed: int = 0) -> None:
+    """Train all exit heads on stored states to give the model's own answers; keep each head's best epoch."""
+    torch.manual_seed(seed)
+    offsets = _fit_bag_of_words(network, stored, encoded)
+    heads = {layer: _inner(head) for layer, head in sorted(network.exit_heads.items())}
+    network.train(backbone=False, added=True)
+    optimizer = torch.optim.AdamW(
+        [p for head in heads.values() for p in head.parameters()], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
+    )
+    best: dict[int, tuple[float, dict[str, Tensor]]] = {}
+    stale, rng = 0, np.random.default_rng(seed)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    for _ in range(EPOCHS):
+        _train_epoch(network, heads, stored, offsets, optimizer, rng)
+        schedule.step()
+        improved = False
+        for layer, loss in _validation_losses(network, heads, stored, offsets).items():
+            if layer not in best or loss < best[layer][0] - 1e-5:
+                state = {name: t.detach().clone() for name, t in heads[layer].state_dict().items()}
+                best[layer], improved = (loss, state), True
+        stale = 0 if improved else stale + 1
+        if stale >= PATIENCE:
+            break
+    for layer, (_, state) in best.items():
+        heads[layer].load_state_dict(state)
+    if EXIT_UNIT in network.added:
+        _fit_deviation_unit(network, heads, stored, offsets, rng)
+    network.eval()
+
+
+@dataclass(frozen=True)
+class _Minibatch:
+    features: Tensor  # [items, exits, width]
+    logits: Tensor  # [items, outputs], the full model's
+    packed: Packed  # lengths and answered tokens, without states
+    offsets: Tensor | None  # [items, outputs] logits of the bag of words at exit 0
+
+
+def _minibatches(
+    stored: StoredStates, offsets: Tensor | None, validation: bool, rng: np.random.Generator | None = None
+) -> Iterator[_Minibatch]:
+    """Yield rows of the training or the validation part, shuffled if there is a generator."""
+    chunks = range(len(stored.chunks)) if rng is None else rng.permutation(len(stored.chunks)).tolist()
+    for number in chunks:
+        content, indices = stored.load(number), np.array(stored.chunks[number])
+        rows = np.flatnonzero((np.arange(len(indices)) % VALIDATION == 0) == validation)
+        if len(indices) < VALIDATION:
+            rows = np.arange(len(indices))
+        rows = rows if rng is None else rng.permutation(rows)
+        lengths = content["lengths"]
+        starts = lengths.cumsum(0) - lengths
+        for begin in range(0, len(rows), BATCH_ROWS):
+            chosen = torch.from_numpy(rows[begin : begin + BATCH_ROWS])
+            items = chosen
+            if stored.per_token:
+                items = torch.cat([torch.arange(int(starts[r]), int(starts[r] + lengths[r])) for r in chosen])
+            tokens: dict[str, Tensor] = {SCORED: content["scored"][items]} if "scored" in content else {}
+            packed = Packed(torch.empty(0), lengths[chosen], {}, tokens)
+            own = None if offsets is None else offsets[torch.from_numpy(indices)[chosen]]
+            yield _Minibatch(content["features"][items].float(), content["logits"][items], packed, own)
+
+
+def _logits(heads: dict[int, ExitHead], layer: int, place: int, batch: _Minibatch) -> Tensor:
+    head = heads[layer]
+    logits: Tensor = head.project(head.dropout(head.norm(batch.features[:, place])))
+    return logits if batch.offsets is None or layer > 0 else logits + batch.offsets
+
+
+def _train_epoch(
+    network: Network,
+    heads: dict[int, ExitHead],
+    stored: StoredStates,
+    offsets: Tensor | None,
+    optimizer: torch.optim.Optimizer,
+    rng: np.random.Generator,
+) -> None:
+    for batch in _minibatches(stored, offsets, validation=False, rng=rng):
+        losses = [
+            distillation_loss(network, _logits(heads, layer, place, batch), batch.logits, batch.packed)
+            for place, layer in enumerate(heads)
+        ]
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+
+
+def _validation_losses(
+    network: Network, heads: dict[int, ExitHead], stored: StoredStates, offsets: Tensor | None
+) -> dict[int, float]:
+    for head in heads.values():
+        head.eval()
+    total, count = dict.fromkeys(heads, 0.0), 0
+    with torch.no_grad():
+        for batch in _minibatches(stored, offsets, validation=True):
+            for place, layer in enumerate(heads):
+                logits = _logits(heads, layer, place, batch)
+                total[layer] += float(distillation_loss(network, logits, batch.logits, batch.packed))
+            count += 1
+    for head in heads.values():
+        head.train()
+    return {layer: value / max(1, count) for layer, value in total.items()}
+
+
+def _fit_bag_of_words(network: Network, stored: StoredStates, encoded: Sequence[Encoded]) -> Tensor | None:
+    """Solve for the tables of exit 0; return every row's logits by the tables without its fold."""
+    head = network.exit_heads.get(0)
+    if not isinstance(head, FittedBagOfWordsExit):
+        return None
+    indices = [index for chunk in stored.chunks for index in chunk]
+    probabilities = torch.cat([stored.load(n)["logits"].softmax(-1) for n in range(len(stored.chunks))])
+    ids = [encoded[i].ids for i in indices]
+    tables = fit_tables(head.index, ids, probabilities.double().numpy())
+    head.set_tables(tables)
+    offsets = torch.zeros(len(encoded), network.task.outputs)
+    offsets[torch.tensor(indices)] = torch.from_numpy(logits_without_own_fold(head.index, tables, ids))
+    return offsets
+
+
+def _fit_deviation_unit(
+    network: Network, heads: dict[int, ExitHead], stored: StoredStates, offsets: Tensor | None, rng: np.random.Generator
+) -> None:
+    """Train the unit that estimates how far an exit's number is from the full model's."""
+    unit = network.added[EXIT_UNIT]
+    estimate = unit.estimate
+    optimizer = torch.optim.AdamW(unit.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    for head in heads.values():
+        head.eval()
+    for _ in range(EPOCHS // 3):
+        for batch in _minibatches(stored, offsets, validation=False, rng=rng):
+            losses = []
+            for place, layer in enumerate(heads):
+                with torch.no_grad():
+                    deviation = (_logits(heads, layer, place, batch) - batch.logits).abs().squeeze(-1)
+                losses.append(F.smooth_l1_loss(estimate(layer, batch.features[:, place]), deviation))  # type: ignore[operator]
+            optimizer.zero_grad()
+            torch.stack(losses).sum().backward()
+            optimizer.step()
+
+
+def _inner(head: nn.Module) -> ExitHead:
+    """Return the head that reads states, inside one that also knows words."""
+    inner = head.inner if isinstance(head, FittedBagOfWordsExit) else head
+    assert isinstance(inner, ExitHead), "attached exits are plain heads"
+    return inner

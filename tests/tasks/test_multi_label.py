@@ -1,0 +1,58 @@
+"""Several labels a row: sigmoids, disagreement over labels, scores counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from offramp.core.packed import pack
+from offramp.errors import OfframpError
+from offramp.nn.confidence import row_entropy
+from offramp.tasks.multi_label import MultiLabelTask
+
+TASK = MultiLabelTask(("a", "b", "c"))
+ROWS = [{"text": "x", "labels": ["a", "b"]}, {"text": "y", "labels": []}, {"text": "z", "labels": "c, a"}]
+
+
+def test_labels_come_from_lists_and_from_text_with_commas() -> None:
+    assert MultiLabelTask.from_rows(ROWS, "rows").labels == ("a", "b", "c")
+
+
+def test_predictions_are_labels_above_one_half() -> None:
+    (prediction,) = TASK.predictions([ROWS[0]], [], [np.array([2.0, -1.0, 0.1], dtype=np.float32)])
+    assert prediction["labels"] == ["a", "c"] and prediction["scores"]["a"] == pytest.approx(0.8808, abs=1e-4)
+
+
+def test_disagreement_is_the_share_of_labels_that_differ() -> None:
+    ours = [{"labels": ["a", "b"]}, {"labels": []}, {"labels": ["a"]}]
+    full = [{"labels": ["a", "c"]}, {"labels": []}, {"labels": ["a"]}]
+    assert TASK.disagreement(ours, full) == [pytest.approx(2 / 3), 0.0, 0.0]
+
+
+def test_metrics_counted_by_hand() -> None:
+    scores = TASK.metrics(ROWS, [{"labels": ["a"]}, {"labels": ["b"]}, {"labels": ["a", "c"]}])
+    assert scores["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))  # three right, one too many, one missing
+    assert scores["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_uncertainty_is_that_of_the_least_certain_label() -> None:
+    logits = torch.tensor([[9.0, -9.0, 0.0], [9.0, 9.0, -9.0]])
+    entropies = row_entropy(TASK, logits, pack([[1], [2]]))
+    assert entropies[0].item() == pytest.approx(0.6931, abs=1e-3) and entropies[1] < 0.01
+
+
+def test_loss_is_the_mean_binary_cross_entropy() -> None:
+    targets = TASK.stack_targets([[1.0, 0.0, 0.0]])
+    assert TASK.loss(torch.zeros(1, 3), targets, torch.tensor([1])).item() == pytest.approx(0.6931, abs=1e-4)
+
+
+@pytest.mark.parametrize("labels", [3, [1, 2], {"a": 1}])
+def test_labels_of_another_kind_are_refused(labels: object) -> None:
+    with pytest.raises(OfframpError, match="list of labels"):
+        TASK.check_rows([{"text": "x", "labels": labels}], "rows")
+
+
+def test_an_unknown_label_is_refused() -> None:
+    with pytest.raises(OfframpError, match="'d'"):
+        TASK.check_rows([{"text": "x", "labels": ["d"]}], "rows")
