@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from offramp import __version__, engines
-from offramp.commands.predict import predict_stream
+from offramp.commands.predict import PredictOptions, predict_stream
 from offramp.data.readers import read_rows
 from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
@@ -115,7 +115,7 @@ def predict_files(setup: GrowthSetup, sources: Sequence[str], output: str) -> li
     settings, taken = settings_for_budget(model, setup.budget), []
     for source in sources:
         started = time.perf_counter()
-        predict_stream(model, source, output, settings, setup.batch_size, {})
+        predict_stream(model, source, output, settings, PredictOptions(setup.batch_size))
         taken.append(time.perf_counter() - started)
     return taken
 

@@ -107,8 +107,10 @@ def test_eval_refuses_bad_input(call: Call, trained: Path, what: str) -> None:
 
 def test_predict_and_info_refuse_bad_input(call: Call, trained: Path) -> None:
     write_rows("empty-text.jsonl", [{"text": "a film"}, {"text": ""}])
-    result = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl")
-    assert result.code == 2 and "row 2: 'text' is empty" in result.err and not Path("answers.jsonl").exists()
+    result = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl", "--strict")
+    assert result.code == 2 and "line 2: 'text' is empty" in result.err and not Path("answers.jsonl").exists()
+    result = call("predict", trained, "--input", "empty-text.jsonl")
+    assert result.code == 0 and result.out.count("\n") == 2 and "line 2: 'text' is empty" in result.err
     assert call("predict", trained, "--input", "empty-text.jsonl", "--budget", "2").code == 2
     assert call("predict", "nowhere", "--input", "empty-text.jsonl").code == 2
     assert "offramp info RUN" in call("info").err

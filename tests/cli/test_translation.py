@@ -139,8 +139,8 @@ def test_train_refuses_a_tokenizer_with_more_tokens_than_the_model(
 
 def test_predict_refuses_a_source_that_is_too_long_by_its_row(call: Call, translation_run: Path) -> None:
     Path("lines.txt").write_text("a b\n" + "a " * 40 + "\n")
-    result = call("predict", translation_run, "--input", "lines.txt")
-    assert result.code == 2 and "lines.txt" in result.err and "row 2" in result.err and "takes 24" in result.err
+    result = call("predict", translation_run, "--input", "lines.txt", "--strict")
+    assert result.code == 2 and "lines.txt" in result.err and "line 2" in result.err and "takes 24" in result.err
 
 
 def test_a_compiled_encoder_gives_the_same_predictions(translation_run: Path) -> None:

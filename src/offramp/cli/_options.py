@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offramp.errors import OfframpError
+from offramp.utils.run_paths import working_folder
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
@@ -39,3 +41,10 @@ def comma_numbers(text: str, flag: str) -> tuple[int, ...]:
         return tuple(int(word) for word in comma_list(text))
     except ValueError as error:
         raise OfframpError(f"whole numbers for {flag}", repr(text), f"write {flag} 1,8,32") from error
+
+
+def check_run(run: str) -> None:
+    """Refuse a run folder that does not exist before torch is imported; one being trained is refused later."""
+    if not Path(run).exists() and not working_folder(Path(run)).exists():
+        fix = "give the folder that `offramp train --out` wrote"
+        raise OfframpError(f"the run folder {run!r}", "no such folder", fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
@@ -17,7 +18,10 @@ from offramp.cli._options import (
     Risk,
     Run,
     Threads,
+    check_run,
+    comma_list,
 )
+from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
 
@@ -35,8 +39,17 @@ def command(
     precision: Precision = "fp32",
     threads: Threads = None,
     column: Columns = None,
+    format: Annotated[
+        str | None, typer.Option(help="format of the input where its ending does not tell it: jsonl, csv, tsv, txt")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="columns of the input to write beside the prediction: id,text or all")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="stop at the first bad row instead of going on")] = False,
 ) -> None:
-    """Write a prediction for every row, in order, one JSON object a line."""
+    """Write a prediction for every row, in order, one JSON object a line; a bad row gets its error."""
+    check_run(run)
+    check_source(input)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import predictions_on_screen, row_bar
     from offramp.commands.predict import predict
@@ -55,6 +68,12 @@ def command(
             precision=precision,  # type: ignore[arg-type]  # checked there
             threads=threads,
             columns=key_values(column, "--column"),
+            format=format,
+            keep=comma_list(keep or ""),
+            strict=strict,
+            on_loaded=gc.freeze,  # a collection that passes over all loaded libraries would slow a long stream down
         )
     truncated = f", {done.truncated} truncated to {done.max_length} tokens" if done.truncated else ""
+    if done.bad_rows:
+        print_note(f"bad rows, answered with an error: {done.bad_rows}; the first: {done.first_error}")
     print_note(f"rows answered: {done.rows}, with {done.mac_share:.3f} of the full compute{truncated}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from offramp.data.readers import stream_rows
+from offramp.data.readers import more_is_ready, stream_numbered_rows
+from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
-from offramp.utils.files import atomic_replace, check_not_input
+from offramp.inference.run_folder import read_recipe
+from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_not_input
+
+Row = Mapping[str, Any]
+ALL = "all"  # of `keep`: every column of the input
 
 
 @dataclass
@@ -25,11 +30,25 @@ class PredictSummary:
     full_macs: float = 0.0
     truncated: int = 0
     max_length: int = 0  # tokens that the model takes
+    bad_rows: int = 0  # answered with an error
+    first_error: str = ""
 
     @property
     def mac_share(self) -> float:
         """The share of the full model's MACs that was spent."""
         return self.macs / self.full_macs if self.full_macs else 0.0
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How rows are read and written by `predict_stream`."""
+
+    batch_size: int = 32
+    columns: Mapping[str, str] = field(default_factory=dict)  # our name → the file's
+    remembered: Mapping[str, str] = field(default_factory=dict)  # the same, of training: used where it fits
+    format: str | None = None  # of the input, where its ending does not tell it
+    keep: Sequence[str] = ()  # columns of the input that are written beside its prediction, or ("all",)
+    strict: bool = False  # stop at the first bad row
 
 
 def predict(
@@ -46,55 +65,175 @@ def predict(
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
     threads: int | None = None,
     columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    keep: Sequence[str] = (),
+    strict: bool = False,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> PredictSummary:
     """Write a prediction for every row of a file or of standard input ("-"), one JSON object a line.
 
-    Without `output` predictions go to standard output. The other arguments are those of `evaluate`. In Python code
-    `offramp.load(run).predict(texts)` is the shorter way.
+    Without `output` (or with "-") predictions go to standard output, each as soon as it is there. A bad row gets
+    `{"error": …, "line": …}` in its place. In Python code `offramp.load(run).predict(texts)` is the shorter way.
+
+    Args:
+        format: jsonl, csv, tsv, txt or json, where the ending of the input does not tell it.
+        keep: columns of the input to write beside the prediction, e.g. ["id", "text"], or ["all"]; one that is called
+            like a field of the prediction is written as `input_NAME`.
+        strict: raise an error at the first bad row; a file that is there already stays as it is.
+        on_loaded: is called once the run is loaded.
+
+    The other arguments are those of `evaluate`.
     """
     check_not_input(output, input, run)
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency)
-    target = None if output is None else str(output)
-    return predict_stream(predictor, str(input), target, settings, batch_size, columns or {})
+    remembered = read_recipe(run).get("columns") or {}
+    options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict)
+    on_loaded()
+    return predict_stream(predictor, str(input), None if output is None else str(output), settings, options)
 
 
 def predict_stream(
-    predictor: Predictor,
-    source: str,
-    output: str | None,
-    settings: Any,
-    batch_size: int,
-    columns: Mapping[str, str],
+    predictor: Predictor, source: str, output: str | None, settings: Any, options: PredictOptions
 ) -> PredictSummary:
     """Write the predictions of a loaded run for every row of `source`; into a .txt file their texts alone."""
     summary = PredictSummary(max_length=predictor.model.max_length)
     text_only = output is not None and output.endswith(".txt")
     if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
-    rows, name = stream_rows(source, columns=columns), "standard input" if source == "-" else source
+    rows = stream_numbered_rows(source, columns=options.columns, remembered=options.remembered, format=options.format)
+    kept = _KeptColumns(options.keep, options.columns, "standard input" if source == "-" else source)
+    size = predictor.chunk_size(options.batch_size)
     with _opened(output) as file:
-        for chunk in predictor.chunks(rows, batch_size):
-            encoded = predictor.prepare(chunk, f"{name}, counted from row {summary.rows + 1}" if summary.rows else name)
-            outcome = predictor.run(encoded, settings, batch_size)
-            for answer in predictor.finish(chunk, encoded, outcome):
-                line = answer["text"].replace("\n", " ") if text_only else _json_line(answer)
-                file.write(line + "\n")
-            summary.rows += len(chunk)
-            summary.truncated += len({one.example for one in encoded if one.cut})
-            summary.macs += float(outcome.macs.sum())
-            summary.full_macs += predictor.full_macs(encoded, outcome)
+        for chunk in _ready_chunks(rows, size, lambda: more_is_ready(source)):
+            for line in _answers(predictor, chunk, settings, options, summary, kept):
+                file.write((line.get("text", "").replace("\n", " ") if text_only else _json_line(line)) + "\n")
+            file.flush()
     return summary
 
 
+def _ready_chunks(
+    rows: Iterator[tuple[int, Any]], size: int, ready: Callable[[], bool]
+) -> Iterator[list[tuple[int, Any]]]:
+    """Yield rows to answer together: at most `size`, and no more than can be read without waiting."""
+    for first in rows:
+        chunk = [first]
+        while len(chunk) < size and ready() and (following := next(rows, None)) is not None:
+            chunk.append(following)
+        yield chunk
+
+
+def _answers(
+    predictor: Predictor,
+    chunk: Sequence[tuple[int, Any]],
+    settings: Any,
+    options: PredictOptions,
+    summary: PredictSummary,
+    kept: _KeptColumns,
+) -> Iterator[dict[str, Any]]:
+    """Yield the prediction of every row, or its error, in order."""
+    errors = {line: row for line, row in chunk if isinstance(row, OfframpError)}
+    good = {line: row for line, row in chunk if line not in errors}
+    unusable, rows, encoded = _prepare(predictor, good, kept.source)
+    errors |= unusable
+    if errors and options.strict:
+        raise errors[min(errors)]
+    predictions = iter(_predictions(predictor, rows, encoded, settings, options, summary))
+    for line, row in chunk:
+        if line in errors:
+            summary.bad_rows += 1
+            error = {"error": _one_line(errors[line]), "line": line}
+            summary.first_error = summary.first_error or f"line {line}: {error['error']}"
+            yield kept.beside(error, row) if isinstance(row, dict) else error
+        else:
+            yield kept.beside(next(predictions), row)
+
+
+def _prepare(
+    predictor: Predictor, rows: Mapping[int, Row], source: str
+) -> tuple[dict[int, OfframpError], list[Row], list[Encoded]]:
+    """Return the errors of rows that do not fit the task, by line, and the other rows with their token ids."""
+    try:
+        return {}, list(rows.values()), predictor.prepare(list(rows.values()))
+    except OfframpError:
+        errors = {
+            line: error for line, row in rows.items() if (error := _row_error(predictor, line, row, source)) is not None
+        }
+        usable = [row for line, row in rows.items() if line not in errors]
+        return errors, usable, predictor.prepare(usable)
+
+
+def _predictions(
+    predictor: Predictor,
+    rows: list[Row],
+    encoded: list[Encoded],
+    settings: Any,
+    options: PredictOptions,
+    summary: PredictSummary,
+) -> list[dict[str, Any]]:
+    """Return the predictions of usable rows, and add their cost to the summary."""
+    if not rows:
+        return []
+    outcome = predictor.run(encoded, settings, options.batch_size)
+    summary.rows += len(rows)
+    summary.truncated += len({one.example for one in encoded if one.cut})
+    summary.macs += float(outcome.macs.sum())
+    summary.full_macs += predictor.full_macs(encoded, outcome)
+    return predictor.finish(rows, encoded, outcome)
+
+
+def _row_error(predictor: Predictor, line: int, row: Row, source: str) -> OfframpError | None:
+    try:
+        predictor.prepare([row], source)
+    except OfframpError as error:
+        given = error.given.removeprefix("row 1: ").removeprefix("row 1, where ")
+        return OfframpError(error.asked, f"line {line}: {given}", error.fix)
+    return None
+
+
+def _one_line(error: OfframpError) -> str:
+    return f"{error.given}; {error.fix}"
+
+
+class _KeptColumns:
+    """Columns of the input that are written beside its prediction."""
+
+    def __init__(self, keep: Sequence[str], columns: Mapping[str, str], source: str) -> None:
+        ours = {column: name for name, column in columns.items()}
+        self.names = [ours.get(name, name) for name in keep]  # a renamed column is found under our name
+        self.source, self.checked = source, False
+
+    def beside(self, answer: dict[str, Any], row: Row) -> dict[str, Any]:
+        """Return the kept columns of a row followed by its answer."""
+        if not self.names:
+            return answer
+        if self.names != [ALL] and not self.checked:
+            self._check(row)
+        names = list(row) if self.names == [ALL] else self.names
+        return {**{f"input_{n}" if n in answer else n: row.get(n) for n in names}, **answer}
+
+    def _check(self, row: Row) -> None:
+        """Refuse a name that the first row does not have."""
+        self.checked = True
+        absent = [name for name in self.names if name not in row]
+        if absent:
+            given = f"{', '.join(absent)} in {self.source}, whose columns are {', '.join(row)}"
+            raise OfframpError("columns to keep", given, f"name columns that it has, or {ALL}")
+
+
 def _json_line(answer: Mapping[str, Any]) -> str:
-    return json.dumps(answer, ensure_ascii=False, default=lambda value: value.item())  # numpy scalars as numbers
+    return json.dumps(answer, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy scalars as numbers, and other values of the input (dates of Parquet) as texts."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 @contextmanager
 def _opened(output: str | None) -> Iterator[TextIO]:
-    """Open the file for predictions, which takes its place only when all are written; or standard output."""
-    if output is None:
+    """Open the file for predictions, which takes its place only when all are written; or a stream."""
+    if output is None or output == STANDARD_OUTPUT:
         yield sys.stdout
         return
     with atomic_replace(Path(output)) as fresh, fresh.open("w", encoding="utf-8") as file:

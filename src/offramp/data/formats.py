@@ -1,4 +1,6 @@
-"""One generator of raw rows per file format; every error names the line.
+"""One generator of raw rows per file format, each with its line; a line that is no row gives the error instead.
+
+A caller that must have every row raises the error; one that answers what it can goes on behind it.
 
 Lines are split on the byte \\n only: U+2028 and similar characters are legal inside JSON strings.
 """
@@ -10,59 +12,67 @@ import csv
 import gzip
 import itertools
 import json
+import os
+import select
 import shutil
 import sys
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from offramp.errors import OfframpError, missing_package
 
 Row = dict[str, Any]
-Line = tuple[int, str]  # number from 1, text with its line end
+Line = tuple[int, str | OfframpError]  # number from 1, text with its line end, or why it is none
+NumberedRow = tuple[int, Row | OfframpError]  # number of its line from 1 (of its row, where there are no lines)
 LONGEST_FIELD = 10_000_000  # characters; Python's own limit of 131,072 is shorter than a long document
 
 
-def jsonl_rows(source: str) -> Iterator[Row]:
+def jsonl_rows(source: str) -> Iterator[NumberedRow]:
     """Yield one row per JSON object, one object a line; blank lines are skipped."""
     return _objects(source, _lines(source))
 
 
-def text_rows(source: str) -> Iterator[Row]:
+def text_rows(source: str) -> Iterator[NumberedRow]:
     """Yield one text a line; an empty line stays a row, so that the task can refuse it with its number."""
     return _texts(_lines(source))
 
 
-def stdin_rows(source: str) -> Iterator[Row]:
+def stdin_rows(source: str) -> Iterator[NumberedRow]:
     """Yield rows of standard input: JSON lines if the first non-blank line starts with a brace, else plain lines."""
     lines = _lines(source)
     head: list[Line] = []
     for line in lines:
         head.append(line)
-        if line[1].strip():
+        if isinstance(line[1], str) and line[1].strip():
             break
-    is_json = bool(head) and head[-1][1].lstrip().startswith("{")
+    last = head[-1][1] if head else ""
+    is_json = isinstance(last, str) and last.lstrip().startswith("{")
     all_lines = itertools.chain(head, lines)
     yield from _objects("stdin", all_lines) if is_json else _texts(all_lines)
 
 
-def csv_rows(source: str) -> Iterator[Row]:
+def csv_rows(source: str) -> Iterator[NumberedRow]:
     """Yield comma-separated rows with a header line; quoted as in RFC 4180: fields may hold commas and line ends."""
-    return _delimited(source, csv.reader(_only_text(source), strict=True))
+    lines = _TextLines(source)
+    return _delimited(source, lines, csv.reader(lines, strict=True))
 
 
-def tsv_rows(source: str) -> Iterator[Row]:
+def tsv_rows(source: str) -> Iterator[NumberedRow]:
     """Yield tab-separated rows with a header line.
 
     Published files either never quote (GLUE, where sentences begin with a lone quote) or quote as CSV does. So tabs and
     line ends always separate, and quotes are removed only from fields that are quoted properly.
     """
-    reader = csv.reader(_only_text(source), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return ({name: _unquoted(value) for name, value in row.items()} for row in _delimited(source, reader))
+    lines = _TextLines(source)
+    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    for number, row in _delimited(source, lines, reader):
+        yield number, {n: _unquoted(value) for n, value in row.items()} if isinstance(row, dict) else row
 
 
-def parquet_rows(source: str) -> Iterator[Row]:
+def parquet_rows(source: str) -> Iterator[NumberedRow]:
     """Yield rows of Apache Parquet, read in batches (needs the extra `data`)."""
     try:
         from pyarrow import ArrowException
@@ -74,15 +84,19 @@ def parquet_rows(source: str) -> Iterator[Row]:
             shutil.copyfileobj(file, seekable)
         try:
             content = ParquetFile(seekable if source.lower().endswith(".gz") else file)
-            for batch in content.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+            batches = content.iter_batches(batch_size=1024)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         except (ArrowException, ValueError) as error:
             raise _damaged(source, error) from error
 
 
-def squad_rows(source: str) -> Iterator[Row]:
+def squad_rows(source: str) -> Iterator[NumberedRow]:
     """Yield one row per question of SQuAD JSON (1.1 and 2.0); a JSON list of objects is taken as rows."""
-    text = "".join(_only_text(source))
+    return enumerate(_questions(source), 1)
+
+
+def _questions(source: str) -> Iterator[Row]:
+    text = "".join(_TextLines(source))
     if not text.strip():
         return
     content = _parse(text, source, 1)
@@ -113,11 +127,48 @@ def _question(question: Row, context: str) -> Row:
     return row
 
 
+class StandardInput:
+    """Lines of standard input as they arrive; it knows whether another one is there already."""
+
+    def __init__(self) -> None:
+        self._complete: deque[bytes] = deque()
+        self._file: int | None = None  # None: standard input was replaced by something that is no file
+
+    def opened(self) -> Any:
+        """Return the bytes of standard input, line by line, from where earlier reading stopped."""
+        if sys.stdin is None:
+            raise OfframpError("rows on standard input", "a standard input that is closed", "pipe rows in, or a file")
+        try:
+            self._file = sys.stdin.buffer.fileno()
+        except OSError:
+            self._file = None
+        return sys.stdin.buffer if self._file is None else self._lines(self._file)
+
+    def _lines(self, file: int) -> Iterator[bytes]:
+        unfinished = b""
+        while block := os.read(file, 1 << 16):
+            *lines, unfinished = (unfinished + block).split(b"\n")
+            self._complete.extend(line + b"\n" for line in lines)
+            while self._complete:
+                yield self._complete.popleft()
+        if unfinished:
+            yield unfinished
+
+    def ready(self) -> bool:
+        """Return whether more can be read without waiting for whoever writes it."""
+        if self._complete or self._file is None or os.name == "nt":  # there, only sockets can be asked
+            return True
+        return bool(select.select([self._file], [], [], 0)[0])
+
+
+STANDARD_INPUT = StandardInput()
+
+
 @contextlib.contextmanager
 def _open(source: str) -> Iterator[IO[bytes]]:
     """Yield the bytes of a source, unzipped; failures while reading become errors. Standard input is left open."""
     if source == "-":
-        yield sys.stdin.buffer
+        yield STANDARD_INPUT.opened()
         return
     opener: Any = gzip.open if source.lower().endswith(".gz") else open
     try:
@@ -134,34 +185,52 @@ def _lines(source: str) -> Iterator[Line]:
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise OfframpError(
-                    f"read {source} as UTF-8",
-                    f"line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at place {error.start + 1}",
-                    "save the file as UTF-8 (for example: iconv -f latin1 -t utf-8)",
-                ) from error
+                given = f"line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at place {error.start + 1}"
+                fix = "save the file as UTF-8 (for example: iconv -f latin1 -t utf-8)"
+                yield number, OfframpError(f"read {source} as UTF-8", given, fix)
+                continue
             yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _only_text(source: str) -> Iterator[str]:
-    return (line for _, line in _lines(source))
+class _TextLines:
+    """The lines of a source as texts; one that is no text raises its error, and the next call goes on behind it."""
+
+    def __init__(self, source: str) -> None:
+        self.lines, self.number = _lines(source), 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.number, line = next(self.lines)
+        if isinstance(line, OfframpError):
+            raise line
+        return line
 
 
-def _texts(lines: Iterable[Line]) -> Iterator[Row]:
-    return ({"text": line.rstrip("\r\n")} for _, line in lines)
-
-
-def _objects(source: str, lines: Iterable[Line]) -> Iterator[Row]:
+def _texts(lines: Iterable[Line]) -> Iterator[NumberedRow]:
     for number, line in lines:
-        if not line.strip():
-            continue
-        value = _parse(line.strip(), source, number)
-        if not isinstance(value, dict):
-            raise OfframpError(
-                f"read {source} as JSON lines",
-                f"line {number} holds a {type(value).__name__}, not an object",
-                'write one object a line: {"text": "…", "label": …}',
-            )
-        yield value
+        yield number, line if isinstance(line, OfframpError) else {"text": line.rstrip("\r\n")}
+
+
+def _objects(source: str, lines: Iterable[Line]) -> Iterator[NumberedRow]:
+    for number, line in lines:
+        if isinstance(line, OfframpError):
+            yield number, line
+        elif line.strip():
+            try:
+                yield number, _object(line.strip(), source, number)
+            except OfframpError as error:
+                yield number, error
+
+
+def _object(line: str, source: str, number: int) -> Row:
+    value = _parse(line, source, number)
+    if not isinstance(value, dict):
+        given = f"line {number} holds a {type(value).__name__}, not an object"
+        fix = 'write one object a line: {"text": "…", "label": …}'
+        raise OfframpError(f"read {source} as JSON lines", given, fix)
+    return value
 
 
 def _parse(text: str, source: str, number: int) -> Any:
@@ -178,23 +247,46 @@ def _parse(text: str, source: str, number: int) -> Any:
     raise OfframpError(f"read {source} as JSON", f"line {line} is not valid JSON: {reason}", "correct that line")
 
 
-def _delimited(source: str, reader: Any) -> Iterator[Row]:  # Any: the type of csv.reader has no public name
+def _delimited(
+    source: str, lines: _TextLines, reader: Any
+) -> Iterator[NumberedRow]:  # Any: the type of csv.reader has no public name
     """Yield rows under the names of the first line; a row with another number of fields is an error."""
     csv.field_size_limit(LONGEST_FIELD)
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        if len(set(header)) < len(header):
-            raise OfframpError(f"read {source}", f"a header with a name twice: {', '.join(header)}", "rename one")
-        for fields in reader:
+    header: list[str] | None = None
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except OfframpError as error:
+            found: Row | OfframpError = error
+        except csv.Error as error:
+            given, fix = f"line {lines.number}: {error}", "check the quotes on that line, or use .jsonl"
+            found = OfframpError(f"read {source}", given, fix)
+        else:
+            if header is None:
+                header = _header(source, fields)
+                continue
             if not fields:
                 continue
-            if len(fields) != len(header):
-                given = f"line {reader.line_num} has {len(fields)} fields, the header has {len(header)}"
-                raise OfframpError(f"read {source}", given, "quote fields that hold the separator (CSV), or use .jsonl")
-            yield dict(zip(header, fields, strict=True))
-    except csv.Error as error:
-        given = f"line {reader.line_num}: {error}"
-        raise OfframpError(f"read {source}", given, "check the quotes on that line, or use .jsonl") from error
+            found = _fields(source, lines.number, header, fields)
+        if header is None and isinstance(found, OfframpError):
+            raise found  # without a header no later line is a row
+        yield lines.number, found
+
+
+def _header(source: str, fields: list[str]) -> list[str]:
+    header = [name.strip() for name in fields]
+    if len(set(header)) < len(header):
+        raise OfframpError(f"read {source}", f"a header with a name twice: {', '.join(header)}", "rename one")
+    return header
+
+
+def _fields(source: str, number: int, header: list[str], fields: list[str]) -> Row | OfframpError:
+    if len(fields) == len(header):
+        return dict(zip(header, fields, strict=True))
+    given = f"line {number} has {len(fields)} fields, the header has {len(header)}"
+    return OfframpError(f"read {source}", given, "quote fields that hold the separator (CSV), or use .jsonl")
 
 
 def _unquoted(value: str) -> str:

@@ -19,7 +19,7 @@ from offramp.data import formats
 from offramp.errors import OfframpError
 
 Row = dict[str, Any]
-Reader = Callable[[str], Iterator[Row]]
+Reader = Callable[[str], Iterator[formats.NumberedRow]]
 
 ENDINGS: Mapping[str, Reader] = {
     ".jsonl": formats.jsonl_rows,
@@ -29,23 +29,70 @@ ENDINGS: Mapping[str, Reader] = {
     ".json": formats.squad_rows,
     ".txt": formats.text_rows,
 }
+FORMATS = tuple(ending[1:] for ending in ENDINGS)  # what a format is called where an ending does not tell it
 WORD_COLUMNS = ("tokens", "tags")  # CSV and TSV have no lists: these hold words separated by spaces
+LABEL_COLUMN = "label"  # of CSV and TSV: spaces around it mean nothing, and an empty field is no label
 
 
-def read_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Row]:
+def read_rows(
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    remembered: Mapping[str, str] | None = None,
+) -> list[Row]:
     """Return all rows of a source; see `stream_rows`."""
-    return list(stream_rows(source, columns=columns, limit=limit))
+    return list(stream_rows(source, columns=columns, limit=limit, remembered=remembered))
 
 
-def stream_rows(source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Row]:
-    """Yield rows one by one, in constant memory (except SQuAD JSON), so that `predict` can follow a pipe of any length.
+def stream_rows(
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    remembered: Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """Yield rows one by one, in constant memory (except SQuAD JSON); the first bad one raises its error.
 
-    `columns` maps our name to the file's: `{"text": "sentence"}`. A missing file raises at the call, before iteration.
+    `columns` maps our name to the file's: `{"text": "sentence"}`. `remembered` does the same where a row has that
+    column and lacks ours. A missing file raises at the call, before iteration.
     """
     if limit is not None and limit < 1:
         raise OfframpError(f"read {limit} rows of {source}", f"limit {limit}", "give a limit of 1 or more")
-    rows = _reader(source)(source)
-    return itertools.islice(_renamed(rows, source, dict(columns or {})), limit)
+    return itertools.islice(_only_rows(stream_numbered_rows(source, columns=columns, remembered=remembered)), limit)
+
+
+def stream_numbered_rows(
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    remembered: Mapping[str, str] | None = None,
+    format: str | None = None,
+) -> Iterator[formats.NumberedRow]:
+    """Yield the line and the row, or the error of a bad one: `predict` follows a pipe of any length with it.
+
+    `format` is one of `FORMATS`, for sources whose ending does not tell it.
+    """
+    rows = _reader(source, format)(source)
+    kind = format or Path(source.lower().removesuffix(".gz")).suffix[1:]
+    return _renamed(rows, source, dict(columns or {}), dict(remembered or {}), kind in ("csv", "tsv"))
+
+
+def check_source(source: str) -> None:
+    """Raise an error if a source is a file that does not exist; the file is not read."""
+    _reader(source)
+
+
+def more_is_ready(source: str) -> bool:
+    """Return whether another row can be read without waiting: always of files, of a pipe if it is there already."""
+    return source != "-" or formats.STANDARD_INPUT.ready()
+
+
+def _only_rows(numbered: Iterator[formats.NumberedRow]) -> Iterator[Row]:
+    for _, row in numbered:
+        if isinstance(row, OfframpError):
+            raise row
+        yield row
 
 
 def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], source: str) -> None:
@@ -75,12 +122,17 @@ def fingerprint(source: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _reader(source: str) -> Reader:
+def _reader(source: str, format: str | None = None) -> Reader:
     """Return the reader for a source; raise an error if it does not exist or cannot be read."""
+    if format is not None and format not in FORMATS:
+        raise OfframpError("a format of rows", f"--format {format}", f"use one of: {', '.join(FORMATS)}")
+    chosen = ENDINGS.get(f".{format}")
     if source == "-":
-        return formats.stdin_rows
+        if format == "parquet":
+            raise OfframpError("rows on standard input", "--format parquet", "give the file's name instead")
+        return chosen or formats.stdin_rows
     path = Path(source)
-    reader = ENDINGS.get(Path(source.removesuffix(".gz")).suffix.lower())
+    reader = chosen or ENDINGS.get(Path(source.removesuffix(".gz")).suffix.lower())
     if path.is_dir():
         raise OfframpError(
             f"read {source}", "that is a folder, not a file", f"name a file in it: {_readable_files(path)}"
@@ -88,32 +140,54 @@ def _reader(source: str) -> Reader:
     if path.exists():
         return reader or _unknown_ending
     if reader is None and hub.looks_like_name(source):
-        return hub.dataset_rows
+        return lambda name: enumerate(hub.dataset_rows(name), 1)
     raise _missing_file(path)
 
 
-def _renamed(rows: Iterator[Row], source: str, columns: Mapping[str, str]) -> Iterator[Row]:
+def _renamed(
+    rows: Iterator[formats.NumberedRow],
+    source: str,
+    columns: Mapping[str, str],
+    remembered: Mapping[str, str],
+    delimited: bool,
+) -> Iterator[formats.NumberedRow]:
     """Yield rows under our column names; an empty source is an error, whatever its format."""
-    our_name = {column: name for name, column in columns.items()}  # column of the file → our name
-    splits_words = source.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
-    number = 0
-    for number, row in enumerate(rows, 1):
-        absent = [column for column in our_name if column not in row]
-        if absent:
-            raise _column_error(absent[0], row, source, number, our_name[absent[0]])
-        renamed = {name: value for name, value in row.items() if name not in our_name} if columns else row
-        renamed.update({name: row[column] for name, column in columns.items()})
-        if splits_words:
-            renamed.update({name: renamed[name].split() for name in WORD_COLUMNS if name in renamed})
-        yield renamed
-    if number == 0:
+    empty = True
+    for number, row in rows:
+        empty = False
+        if not isinstance(row, OfframpError):
+            known = {name: column for name, column in remembered.items() if column in row and name not in row}
+            row = _rename(row, source, number, {**known, **columns})
+        if delimited and not isinstance(row, OfframpError):
+            _clean_delimited(row)
+        yield number, row
+    if empty:
         raise OfframpError(f"read {source}", "it holds no rows", "give a file with at least one row")
+
+
+def _rename(row: Row, source: str, number: int, columns: Mapping[str, str]) -> Row | OfframpError:
+    """Return a row under our column names, or the error of a column that it lacks."""
+    if not columns:
+        return row
+    our_name = {column: name for name, column in columns.items()}  # column of the file → our name
+    absent = [column for column in our_name if column not in row]
+    if absent:
+        return _column_error(absent[0], row, source, number, our_name[absent[0]])
+    renamed = {name: value for name, value in row.items() if name not in our_name}
+    return {**renamed, **{name: row[column] for name, column in columns.items()}}
+
+
+def _clean_delimited(row: Row) -> None:
+    """Give a row of CSV or TSV its lists of words, and its label without spaces (None if it is empty)."""
+    row.update({name: row[name].split() for name in WORD_COLUMNS if name in row})
+    if LABEL_COLUMN in row:
+        row[LABEL_COLUMN] = row[LABEL_COLUMN].strip() or None
 
 
 def _column_error(column: str, row: Mapping[str, Any], source: str, number: int, our_name: str = "") -> OfframpError:
     """Return the error for a column that a row lacks or has as null; `our_name` if a flag named the column."""
     found = ", ".join(row) or "none"
-    state = "is null" if column in row else "is missing"
+    state = "is empty" if column in row else "is missing"
     near = difflib.get_close_matches(column, [str(name) for name in row if name != column], n=1, cutoff=0.5)
     other = near[0] if near else "NAME"
     return OfframpError(
@@ -134,7 +208,7 @@ def _missing_file(path: Path) -> OfframpError:
     return OfframpError(f"read {path}", "there is no such file", fix)
 
 
-def _unknown_ending(source: str) -> Iterator[Row]:
+def _unknown_ending(source: str) -> Iterator[formats.NumberedRow]:
     raise OfframpError(
         asked=f"read {source}",
         given="a file whose ending belongs to no known format",

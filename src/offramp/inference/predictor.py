@@ -152,10 +152,14 @@ class Predictor:
 
     def chunks(self, rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
         """Yield rows to predict together: they are sorted by length, and few if each output is a whole vocabulary."""
-        check_batch_size(batch_size)
-        rows, size = iter(rows), batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
+        rows, size = iter(rows), self.chunk_size(batch_size)
         while chunk := list(itertools.islice(rows, size)):
             yield chunk
+
+    def chunk_size(self, batch_size: int) -> int:
+        """Return how many rows are predicted together at most."""
+        check_batch_size(batch_size)
+        return batch_size * (1 if self.task.outputs == 0 and self.task.kind == "token" else CHUNK)
 
     def _row(self, text: Any) -> Row:
         """Return one input as a row with the task's column names."""
