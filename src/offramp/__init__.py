@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from offramp.commands.calibrate import calibrate
     from offramp.commands.evaluate import evaluate
     from offramp.commands.train import train
+    from offramp.inference.hub import push_to_hub
     from offramp.inference.predictor import Predictor
 
 __version__ = "0.1.0"
-__all__ = ["OfframpError", "__version__", "attach", "calibrate", "evaluate", "load", "train"]
+__all__ = ["OfframpError", "__version__", "attach", "calibrate", "evaluate", "load", "push_to_hub", "train"]
 
 
 def load(
@@ -36,28 +37,32 @@ def load(
     engine: str = "auto",
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
     threads: int | None = None,
+    revision: str | None = None,
 ) -> Predictor:
-    """Open a run folder written by `offramp train`, ready to predict.
+    """Open a run folder written by `offramp train` or `offramp attach`, or one on the hub, ready to predict.
 
         model = offramp.load("runs/mine")
         model.predict(["a gem of a film", "a waste of time"], budget=0.5)
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or its name on the Hugging Face hub, "user/name".
         engine: how layers are executed: "torch", "openvino", or "auto", which is OpenVINO on a CPU where it is
             installed (`pip install 'offramp[openvino]'`) and torch otherwise.
         precision: of the layers; "bf16" and "int8" need OpenVINO.
         threads: processor threads; all cores if left out.
+        revision: of a run on the hub: a branch, a tag or a commit.
     """
     from offramp.inference.predictor import Predictor
 
-    return Predictor.load(folder, engine, precision, threads)
+    return Predictor.load(folder, engine, precision, threads, revision)
 
 
 def __getattr__(name: str) -> Any:
     """Import a command's function when it is first used."""
     if name in ("attach", "calibrate", "evaluate", "train"):
         return getattr(import_module(f"offramp.commands.{name}"), name)
+    if name == "push_to_hub":
+        return getattr(import_module("offramp.inference.hub"), name)
     raise AttributeError(f"module 'offramp' has no attribute {name!r}")
 
 

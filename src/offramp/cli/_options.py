@@ -11,7 +11,7 @@ from offramp.errors import OfframpError
 from offramp.utils.run_paths import working_folder
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
-Run = Annotated[str, typer.Argument(help="a folder that `offramp train` wrote")]
+Run = Annotated[str, typer.Argument(help="a run folder (of `offramp train` or `attach`), or its name on the hub")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method as key=value; may be repeated")]
 Columns = Annotated[
     list[str] | None, typer.Option("--column", help="read a column by another name: text=sentence; may be repeated")
@@ -22,6 +22,10 @@ MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what t
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]
 Latency = Annotated[
     str | None, typer.Option(help="instead of a budget: a time that `calibrate --latency` has met, e.g. 5ms")
+]
+MaxDisagreement = Annotated[
+    float | None,
+    typer.Option(help="instead of a budget: how often an answer may differ from the full model's, e.g. 0.01"),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 Engine = Annotated[str, typer.Option(help="how layers are executed: auto, openvino or torch")]

@@ -17,7 +17,8 @@ def command(
     data: Annotated[str, typer.Option(help="labelled rows")],
     batch_sizes: Annotated[str, typer.Option(help="batch sizes")] = "1,8,32",
     budgets: Annotated[
-        str, typer.Option(help="budgets of the run: shares, default, max-loss=0.01, risk=0.01, latency=5ms")
+        str,
+        typer.Option(help="budgets of the run: shares, 0.5, default, max-loss=0.01, max-disagreement=0.01, risk=0.01"),
     ] = "1.0,0.5,0.3",
     engines: Annotated[str, typer.Option(help="engines of Offramp: auto, openvino, torch")] = "auto",
     against: Annotated[

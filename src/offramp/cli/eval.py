@@ -14,6 +14,7 @@ from offramp.cli._options import (
     Json,
     Latency,
     Limit,
+    MaxDisagreement,
     MaxLoss,
     Precision,
     Risk,
@@ -34,6 +35,7 @@ def command(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     latency: Latency = None,
+    max_disagreement: MaxDisagreement = None,
     batch_size: BatchSize = 32,
     engine: Engine = "auto",
     precision: Precision = "fp32",
@@ -59,7 +61,7 @@ def command(
         "command": command_line(),
     }
     if curve:
-        if any(value is not None for value in (set_, budget, max_loss, risk, latency)):
+        if any(value is not None for value in (set_, budget, max_loss, risk, latency, max_disagreement)):
             raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
         with row_bar("evaluating"):
             cells = evaluate_points(run, data, **shared)
@@ -68,6 +70,14 @@ def command(
     settings = key_values(set_, "--set")
     with row_bar("evaluating"):
         cell = evaluate(
-            run, data, budget=budget, max_loss=max_loss, risk=risk, latency=latency, settings=settings, **shared
+            run,
+            data,
+            budget=budget,
+            max_loss=max_loss,
+            risk=risk,
+            latency=latency,
+            max_disagreement=max_disagreement,
+            settings=settings,
+            **shared,
         )
     print_cell(cell)

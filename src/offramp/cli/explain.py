@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, MaxLoss, Run, Sets
+from offramp.cli._options import Budget, Latency, MaxDisagreement, MaxLoss, Risk, Run, Sets
 from offramp.utils.command_line import key_values
 
 
@@ -16,6 +16,9 @@ def command(
     *,
     budget: Budget = None,
     max_loss: MaxLoss = None,
+    risk: Risk = None,
+    latency: Latency = None,
+    max_disagreement: MaxDisagreement = None,
     set_: Sets = None,
     html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets to this file")] = None,
 ) -> None:
@@ -25,6 +28,17 @@ def command(
     from offramp.commands.explain import explain
 
     settings = key_values(set_, "--set")
-    print_explanation(explain(run, texts, budget=budget, max_loss=max_loss, settings=settings, html=html), out)
+    explanation = explain(
+        run,
+        texts,
+        budget=budget,
+        max_loss=max_loss,
+        risk=risk,
+        latency=latency,
+        max_disagreement=max_disagreement,
+        settings=settings,
+        html=html,
+    )
+    print_explanation(explanation, out)
     if html:
         print_line(f"written to {html}")

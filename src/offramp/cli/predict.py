@@ -13,6 +13,7 @@ from offramp.cli._options import (
     Columns,
     Engine,
     Latency,
+    MaxDisagreement,
     MaxLoss,
     Precision,
     Risk,
@@ -34,6 +35,7 @@ def command(
     max_loss: MaxLoss = None,
     risk: Risk = None,
     latency: Latency = None,
+    max_disagreement: MaxDisagreement = None,
     batch_size: BatchSize = 32,
     engine: Engine = "auto",
     precision: Precision = "fp32",
@@ -63,6 +65,7 @@ def command(
             max_loss=max_loss,
             risk=risk,
             latency=latency,
+            max_disagreement=max_disagreement,
             batch_size=batch_size,
             engine=engine,
             precision=precision,  # type: ignore[arg-type]  # checked there

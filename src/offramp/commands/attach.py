@@ -35,6 +35,7 @@ from offramp.inference import run_folder as folders
 from offramp.inference.batching import run_encoded, score_policy
 from offramp.inference.budget import Budget
 from offramp.inference.finetuned import FineTunedModel, find_model
+from offramp.inference.hub import push_to_hub
 from offramp.inference.model_card import render_attached_card
 from offramp.inference.operating_points import OperatingPoints, pareto_front
 from offramp.inference.run_folder import LoadedRun
@@ -83,6 +84,10 @@ class AttachedRun:
     model: LoadedRun
     points: OperatingPoints
     summary: dict[str, Any]  # texts, held_out, exits and why, seconds, labelled scores
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload the run folder to the Hugging Face hub; arguments as of `offramp.push_to_hub`."""
+        return push_to_hub(self.folder, name, **options)
 
 
 def attach(

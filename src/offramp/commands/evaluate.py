@@ -25,6 +25,7 @@ def evaluate(
     max_loss: float | None = None,
     risk: float | None = None,
     latency: str | float | None = None,
+    max_disagreement: float | None = None,
     settings: Mapping[str, Any] | None = None,
     batch_size: int = 32,
     engine: str = "auto",
@@ -47,6 +48,7 @@ def evaluate(
         max_loss: instead of a budget: how much of the metric may be lost, e.g. 0.01.
         risk: instead of a budget: a risk that `offramp.calibrate(risk=…)` has proven.
         latency: instead of a budget: a time that `offramp.calibrate(latency=…)` met, "5ms" or seconds.
+        max_disagreement: instead of a budget: how often an answer may differ from the full model's, e.g. 0.01.
         settings: instead of a budget: settings of the method by name, e.g. {"threshold": 0.3}.
         batch_size: rows in a batch if they have 64 tokens; of short ones more.
         engine, precision, threads: how layers are executed, as in `offramp.load`.
@@ -55,14 +57,22 @@ def evaluate(
         json: write the result cell to this file.
         command: what the result cell names as its origin; this call if left out.
 
-    Without budget, max_loss, risk, latency and settings the run's default point is used: the cheapest one that lost at
-    most half a point of the metric in calibration.
+    Without any of these the run's default point is used: the one that `offramp attach` stored, otherwise the
+    cheapest one that lost at most half a point of the metric in calibration.
     """
     check_not_input(json, data, run)
     predictor = Predictor.load(run, engine, precision, threads)
-    chosen = predictor.settings(budget, settings, max_loss, risk, latency)
+    chosen = predictor.settings(budget, settings, max_loss, risk, latency, max_disagreement)
     command = command or python_call(
-        "evaluate", run, data=data, budget=budget, max_loss=max_loss, risk=risk, latency=latency, settings=settings
+        "evaluate",
+        run,
+        data=data,
+        budget=budget,
+        max_loss=max_loss,
+        risk=risk,
+        latency=latency,
+        max_disagreement=max_disagreement,
+        settings=settings,
     )
     rows, origin = _rows(predictor, run, data, limit, columns, command)
     cell = evaluate_setting(predictor, rows, chosen, origin, batch_size)
@@ -110,4 +120,4 @@ def _rows(
     """Read and check labelled rows; also return where results on them come from."""
     rows = read_rows(str(data), columns=columns or {}, limit=limit)
     predictor.task.check_rows(rows, str(data))
-    return rows, Origin(*data_and_split(str(data)), command, read_recipe(run))
+    return rows, Origin(*data_and_split(str(data)), command, read_recipe(predictor.model.folder or run))

@@ -17,6 +17,9 @@ def explain(
     *,
     budget: float | None = None,
     max_loss: float | None = None,
+    risk: float | None = None,
+    latency: str | float | None = None,
+    max_disagreement: float | None = None,
     settings: Mapping[str, Any] | None = None,
     html: str | Path | None = None,
 ) -> Explanation:
@@ -26,7 +29,8 @@ def explain(
     written there.
     """
     predictor = Predictor.load(run, "torch")
-    explanation = explain_input(predictor, Path(run).name, texts, predictor.settings(budget, settings, max_loss))
+    chosen = predictor.settings(budget, settings, max_loss, risk, latency, max_disagreement)
+    explanation = explain_input(predictor, Path(run).name, texts, chosen)
     if html is not None:
         explanation_page(explanation, str(html))
     return explanation

@@ -60,6 +60,7 @@ def predict(
     max_loss: float | None = None,
     risk: float | None = None,
     latency: str | float | None = None,
+    max_disagreement: float | None = None,
     batch_size: int = 32,
     engine: str = "auto",
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
@@ -86,8 +87,8 @@ def predict(
     """
     check_not_input(output, input, run)
     predictor = Predictor.load(run, engine, precision, threads)
-    settings = predictor.settings(budget, None, max_loss, risk, latency)
-    remembered = read_recipe(run).get("columns") or {}
+    settings = predictor.settings(budget, None, max_loss, risk, latency, max_disagreement)
+    remembered = read_recipe(predictor.model.folder or run).get("columns") or {}
     options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict)
     on_loaded()
     return predict_stream(predictor, str(input), None if output is None else str(output), settings, options)

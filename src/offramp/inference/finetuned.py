@@ -17,6 +17,7 @@ import transformers
 
 from offramp import backbones, tasks
 from offramp.errors import OfframpError
+from offramp.inference.hub import FILES, download
 from offramp.inference.run_folder import check_tokenizer_size, load_backbone_and_missing, load_tokenizer
 from offramp.tasks import Task
 from offramp.utils.files import read_json
@@ -24,7 +25,6 @@ from offramp.utils.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # of a model and its tokenizer
 OWN_FILES = {"offramp.json", "offramp.safetensors", "points.json", "search.json", "latency.json"}
 HEADS = {  # how the class of a model ends → what its head is for
     "ForSequenceClassification": "sequence",
@@ -87,18 +87,6 @@ def _folder(source: str, revision: str | None) -> Path:
         given = f"{source!r}, which is {'a file' if path.is_file() else 'no folder'}"
         raise OfframpError("a fine-tuned model", given, "give a folder with config.json, or a name on the hub")
     return download(source, revision)
-
-
-def download(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a model on the hub, from the offline cache if it is there."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES, "README.md", "recipe.yaml"]))
-    except Exception as error:  # the hub's library raises errors of several kinds, none of which says what to do
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        fix = "give a folder, or check the name, the revision, the network and HF_TOKEN"
-        raise OfframpError(f"the model {name!r} on the hub", first, fix) from error
 
 
 def _check_weights(folder: Path, source: str) -> None:

@@ -10,8 +10,10 @@ from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.utils.files import write_text
 
+CARD_FOLDER = "PATH/TO/THIS/FOLDER"  # what cards load; an upload to the hub names the repository instead
 
-def _public_name(name: str) -> str:
+
+def public_name(name: str) -> str:
     """Return a path without the folders of one machine; names on a hub stay as they are."""
     return "/".join(Path(name).parts[-2:]) if name.startswith(("/", "~")) else name
 
@@ -54,13 +56,13 @@ def render_attached_card(model: LoadedRun, points: OperatingPoints, recipe: Mapp
     return f"""---
 library_name: offramp
 pipeline_tag: {task.pipeline}
-base_model: {_public_name(model.base_model)}
+base_model: {public_name(model.base_model)}
 tags:
 - early-exit
 - attached-exits
 ---
 
-# {_public_name(model.base_model)} with attached exits
+# {public_name(model.base_model)} with attached exits
 
 The model itself is unchanged: plain `transformers` opens this folder as exactly the model that went in. Offramp
 attached exits after layers {exits} (0: the embeddings), which learned the model's own answers on {summary["texts"]}
@@ -69,7 +71,7 @@ unlabelled texts.
 ```python
 import offramp
 
-model = offramp.load("PATH/TO/THIS/FOLDER")
+model = offramp.load("{CARD_FOLDER}")
 model.predict([{_example_input(task.input_columns)}], max_disagreement=0.01)
 ```
 
@@ -95,7 +97,7 @@ def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping
     return f"""---
 library_name: offramp
 pipeline_tag: {task.pipeline}
-base_model: {_public_name(model.base_model)}
+base_model: {public_name(model.base_model)}
 metrics:
 - {points.metric}
 tags:
@@ -103,14 +105,14 @@ tags:
 - {model.method.name}
 ---
 
-# {model.method.name} on {_public_name(recipe["train"])}
+# {model.method.name} on {public_name(recipe["train"])}
 
 {model.method.summary}
 
 ```python
 import offramp
 
-model = offramp.load("PATH/TO/THIS/FOLDER")
+model = offramp.load("{CARD_FOLDER}")
 model.predict([{_example_input(task.input_columns)}], budget=0.5)  # share of the full model's compute
 ```
 
@@ -118,7 +120,7 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 {_layers(model)}
 ## Operating points
 
-Measured on {points.data["rows"]} rows of {_public_name(points.data["name"])};
+Measured on {points.data["rows"]} rows of {public_name(points.data["name"])};
 {_how_chosen(points)}
 
 | share of full MACs | {points.metric} | mean exit layer | settings |

@@ -19,6 +19,7 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded
 from offramp.inference.budget import Budget
+from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.utils.hardware import hardware
@@ -55,12 +56,18 @@ class Predictor:
 
     @classmethod
     def load(
-        cls, folder: str | Path, engine: str = engines.AUTO, precision: Precision = "fp32", threads: int | None = None
+        cls,
+        folder: str | Path,
+        engine: str = engines.AUTO,
+        precision: Precision = "fp32",
+        threads: int | None = None,
+        revision: str | None = None,
     ) -> Predictor:
-        """Open a run folder; compiled graphs are kept inside it, under `.cache`."""
-        path, how = Path(folder), EngineOptions(precision, threads, Path(folder) / ".cache")
+        """Open a run folder, or a name on the hub; compiled graphs are kept inside the folder, under `.cache`."""
         engines.choose(engine, torch.device("cpu"))  # a wrong name is refused before anything is read
-        model = folders.load_run(folder)
+        path = local_folder(folder, revision)
+        how = EngineOptions(precision, threads, path / ".cache")
+        model = folders.load_run(path if path != Path(folder) else folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None
         return cls(model, points, engine, how)
 
