@@ -9,5 +9,5 @@ from offramp.commands.explain import explain
 
 def test_explain_returns_the_explanation_and_writes_the_page(trained: Path, tmp_path: Path) -> None:
     explanation = explain(trained, ["a good film"], budget=1.0, html=tmp_path / "page.html")
-    assert explanation.run == trained.name and explanation.texts == {"text": "a good film"}
+    assert explanation.run == trained.name and explanation.inputs == {"text": "a good film"}
     assert "a good film" in (tmp_path / "page.html").read_text(encoding="utf-8")
