@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def encode(tokenizer: Any, rows: list[dict[str, Any]], task: str, index: dict[An
     return batch, torch.tensor([index[row["label"]] for row in rows])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fine-tune, score the held-out rows and save the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--train", required=True)
@@ -66,7 +68,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=42)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     rows = read(options.train, options.limit)
     random.Random(options.seed).shuffle(rows)
