@@ -40,6 +40,7 @@ from torch import Tensor
 from offramp import __version__, engines, methods
 from offramp.cli.printing.progress import TrainingDisplay
 from offramp.commands.train import TrainRequest, run_training
+from offramp.core.columns import ORIGIN
 from offramp.core.loop import State, run
 from offramp.core.policy import Policy
 from offramp.data.readers import fingerprint, read_rows, require_columns
@@ -113,7 +114,7 @@ class RecordingPolicy(Policy):
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         share = token_shares(self.network.predictor(layer, s.packed), s.packed)
-        self.recorded.append(share.new_zeros(self.tokens).index_copy(0, s.packed.tokens["origin"], share))
+        self.recorded.append(share.new_zeros(self.tokens).index_copy(0, s.packed.tokens[ORIGIN], share))
         return self.inner.before_layer(layer, s)
 
 

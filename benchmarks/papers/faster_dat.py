@@ -46,7 +46,7 @@ from offramp.evaluation.timing import interleaved
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.methods.faster_dat.policy import WORD_DEPTH
-from offramp.methods.faster_dat.word_depths import WordDepths
+from offramp.methods.faster_dat.word_depths import WORD_DEPTHS, WordDepths, word_depths_of
 from offramp.nn.batches import pack_rows
 from offramp.nn.words import words_of
 from offramp.utils.command_line import command_line, key_values
@@ -288,10 +288,10 @@ def word_depths(predictor: Predictor, texts: Sequence[str], settings: Any, rows:
 
 
 def _depth_table(predictor: Predictor) -> WordDepths:
-    if "depths" not in predictor.network.added:
+    if WORD_DEPTHS not in predictor.network.added:
         given = f"a run of {predictor.model.method.name!r}"
         raise OfframpError("depths planned by word", given, "give a run of faster_dat")
-    return predictor.network.added["depths"]  # type: ignore[return-value]  # a ModuleDict
+    return word_depths_of(predictor.network)
 
 
 def _row(predictor: Predictor, texts: Sequence[str]) -> Row:

@@ -1,4 +1,4 @@
-// Which instruction set runs: the best one of the processor, or one that was asked for.
+// Which instruction set runs: the best one of the processor, or one that the environment names.
 #pragma once
 
 #include <string>

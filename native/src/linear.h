@@ -56,7 +56,7 @@ class Linear {
   static void pack(Precision precision, const float* weights, std::size_t outputs, std::size_t inputs,
                    std::uint8_t* packed);
 
-  // Packed weights are not copied: whoever made them keeps them alive.
+  // Packed weights are not copied: their owner keeps them alive.
   Linear(Precision precision, std::size_t outputs, std::size_t inputs, const std::uint8_t* packed, const float* bias);
 
   std::size_t outputs() const { return outputs_; }

@@ -50,7 +50,7 @@ class ThreadPool {
   std::atomic<int> inside_{0};
 };
 
-// The helpers of a model, made when first needed, and made anew in a process that was forked.
+// The helpers of a model, created when first needed, and again in a process that was forked.
 class PoolOwner {
  public:
   explicit PoolOwner(int threads) : threads_(threads < 1 ? 1 : threads) {}

@@ -42,19 +42,21 @@ def plain_folder(run: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def taught(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fine_tuned(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has learned its rows, so that its answers can be learned from it."""
-    folder = tmp_path_factory.mktemp("taught")
+    folder = tmp_path_factory.mktemp("fine_tuned")
     train = factories.write_jsonl(folder / "train.jsonl", factories.labelled_rows("classification", 400))
     offramp.train(model=base, train=train, out=folder / "run", epochs=6, lr=0.003, batch_size=16)
     return plain_folder(folder / "run", folder)
 
 
 @pytest.fixture(scope="module")
-def attached(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def attached(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("attached")
     labels = factories.write_jsonl(folder / "labels.jsonl", factories.labelled_rows("classification", 40, seed=9))
-    return offramp.attach(taught, texts(folder, "classification", 600), folder / "run", labels=labels, exits="0,1,2")
+    return offramp.attach(
+        fine_tuned, texts(folder, "classification", 600), folder / "run", labels=labels, exits="0,1,2"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,12 +74,12 @@ def test_attach_serves_every_task_and_keeps_the_full_models_answers(
     assert sorted(model.network.exit_heads) == [1, 2]
 
 
-def test_the_folder_opens_in_plain_transformers_as_the_model_that_went_in(attached: Any, taught: Path) -> None:
+def test_the_folder_opens_in_plain_transformers_as_the_model_that_went_in(attached: Any, fine_tuned: Path) -> None:
     auto = transformers.AutoModelForSequenceClassification
-    ours, theirs = (auto.from_pretrained(folder).state_dict() for folder in (attached.folder, taught))
+    ours, theirs = (auto.from_pretrained(folder).state_dict() for folder in (attached.folder, fine_tuned))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        assert (attached.folder / name).read_bytes() == (taught / name).read_bytes()
+        assert (attached.folder / name).read_bytes() == (fine_tuned / name).read_bytes()
 
 
 def test_points_allow_more_disagreement_for_less_compute(attached: Any) -> None:
@@ -108,8 +110,8 @@ def test_the_recipe_and_the_description_hold_no_paths(attached: Any) -> None:
         assert str(attached.folder.parent) not in (attached.folder / name).read_text(encoding="utf-8")
 
 
-def test_a_risk_becomes_the_default(taught: Path, tmp_path: Path) -> None:
-    run = offramp.attach(taught, texts(tmp_path, "classification", 700), tmp_path / "run", risk=0.05, exits="0,1,2")
+def test_a_risk_becomes_the_default(fine_tuned: Path, tmp_path: Path) -> None:
+    run = offramp.attach(fine_tuned, texts(tmp_path, "classification", 700), tmp_path / "run", risk=0.05, exits="0,1,2")
     assert run.points.default == {"kind": "risk", "value": 0.05}
     model, rows = offramp.load(run.folder), [row["text"] for row in factories.labelled_rows("classification", 9)]
     assert model.predict(rows) == model.predict(rows, risk=0.05)

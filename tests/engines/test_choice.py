@@ -23,7 +23,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 def test_auto_is_the_fastest_engine_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "import_native", lambda: None)
     for packages, expected in (
         (("offramp_native", "openvino"), "native"),
         (("offramp_native",), "native"),
@@ -36,7 +36,7 @@ def test_auto_is_the_fastest_engine_that_is_installed(monkeypatch: pytest.Monkey
 
 
 def test_auto_passes_over_a_native_package_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.library.cache_clear()
+    native.import_native.cache_clear()
     monkeypatch.setitem(sys.modules, "offramp_native", None)
     install(monkeypatch, "offramp_native", "openvino")
     engine, reason = engines.explain_choice("auto", torch.device("cpu"))
@@ -57,7 +57,7 @@ def test_an_engine_given_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    _runtime.library.cache_clear()
+    _runtime.import_openvino.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(OfframpError, match=r"pip install 'offramp\[openvino\]'"):
         engines.make("openvino", backbones.encoder(factories.hf_model("bert")))
@@ -79,7 +79,7 @@ def test_nothing_phones_home() -> None:
     script = """
 import sys
 from offramp.engines.openvino import runtime as _runtime
-_runtime.library()
+_runtime.import_openvino()
 from openvino.tools.ovc import telemetry_utils
 print(telemetry_utils.tm.__name__, "openvino_telemetry" in sys.modules)
 """

@@ -21,7 +21,7 @@ from offramp.core.packed import Packed, pack
 from offramp.core.policy import Needs, PairPolicy, Policy
 from offramp.core.rules import ExitRule
 from offramp.engines import EngineOptions
-from offramp.engines.native import library, unserved_reason
+from offramp.engines.native import import_native, unserved_reason
 from offramp.engines.native.engine import NativeEngine
 from offramp.engines.native.library import INSTRUCTION_SET
 from offramp.errors import OfframpError
@@ -29,7 +29,7 @@ from offramp.nn.network import Network
 from tests import factories
 
 SERVED = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
-INSTRUCTION_SETS = library().instruction_sets()
+INSTRUCTION_SETS = import_native().instruction_sets()
 PRECISIONS = ["fp32", "int8", *(["bf16"] if "avx512_bf16" in INSTRUCTION_SETS else [])]
 RULE_SETTINGS = {  # settings at which rows of random models leave at different layers
     "branchynet": [{"threshold": limit} for limit in (1.0, 1.05, 1.08, 1.095)],

@@ -12,7 +12,7 @@ import torch
 
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.engines.native import library
+from offramp.engines.native import import_native
 from tests import factories
 from tests.engines.test_native import LENGTHS, answer, entropy_policy, native, network_of, plain_network
 
@@ -43,9 +43,9 @@ WRONG_LAYERS: dict[str, dict[str, Any]] = {
     "no positions": {"positions": None},
     "no types": {"types": None},
     "states beside ids": {"states": np.zeros((3, 32), np.float32)},
-    "a head without logits": {"head": library().Head()},
+    "a head without logits": {"head": import_native().Head()},
     "logits without a head": {"logits": np.empty((1, 3), np.float32)},
-    "a head without steps": {"head": library().Head(), "logits": np.empty((1, 3), np.float32)},
+    "a head without steps": {"head": import_native().Head(), "logits": np.empty((1, 3), np.float32)},
 }
 
 
@@ -84,7 +84,7 @@ def test_wrong_states_of_halves_are_refused() -> None:
 
 
 def test_wrong_rules_and_heads_are_refused() -> None:
-    net, native_library = network_of("deebert"), library()
+    net, native_library = network_of("deebert"), import_native()
     engine = native(net)
     packed, logits, layer = pack([[5, 6, 7]]), np.empty((1, 3), np.float32), np.empty(1, np.int64)
     columns = [packed.tokens[name].numpy() for name in ("id", "type", "position")]
@@ -125,11 +125,11 @@ def test_wrong_rules_and_heads_are_refused() -> None:
 
 def test_packed_weights_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError):
-        library().Linear(np.zeros(10, np.uint8), 3, 3, "fp32", None)
+        import_native().Linear(np.zeros(10, np.uint8), 3, 3, "fp32", None)
     with pytest.raises(ValueError):
-        library().Linear(np.zeros(library().packed_size("int8", 3, 8), np.uint8), 3, 8, "fp32", None)
+        import_native().Linear(np.zeros(import_native().packed_size("int8", 3, 8), np.uint8), 3, 8, "fp32", None)
     with pytest.raises(ValueError):
-        library().packed_size("fp8", 3, 3)
+        import_native().packed_size("fp8", 3, 3)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -11,7 +11,7 @@ import torch
 
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
-from offramp.engines.native import library, weights
+from offramp.engines.native import import_native, weights
 from offramp.nn.network import Network
 from tests import factories
 from tests.engines.test_native import answer, native
@@ -28,7 +28,7 @@ def net() -> Network:
 
 
 def files() -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in weights.cache_folder().iterdir()}
+    return {path.name: path.stat().st_ino for path in weights.packed_weights_folder().iterdir()}
 
 
 def logits(net: Network, precision: str = "fp32") -> list[list[float]]:
@@ -41,7 +41,7 @@ def test_packed_weights_are_found_again(net: Network, monkeypatch: pytest.Monkey
     first = logits(net)
     stored = files()
     assert len(stored) == 1
-    monkeypatch.setattr(library(), "pack", None)  # nothing is packed again
+    monkeypatch.setattr(import_native(), "pack", None)  # nothing is packed again
     assert logits(net) == first and files() == stored
 
 
@@ -53,7 +53,7 @@ def test_other_weights_precisions_and_versions_have_other_files(net: Network, mo
         net.encoder.layers[0].parts.up.weight[0, 0] += 1.0  # type: ignore[attr-defined]
     logits(net)
     assert len(files()) == 3
-    monkeypatch.setattr(library(), "__version__", "0.0.0")
+    monkeypatch.setattr(import_native(), "__version__", "0.0.0")
     logits(net)
     assert len(files()) == 4
 
@@ -61,7 +61,7 @@ def test_other_weights_precisions_and_versions_have_other_files(net: Network, mo
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
 def test_damaged_files_are_packed_again(net: Network, damage: str) -> None:
     first = logits(net)
-    (path,) = weights.cache_folder().iterdir()
+    (path,) = weights.packed_weights_folder().iterdir()
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[-100] ^= 1
@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_nothing_behind(net: Network, monkeypatch: pytest.Mon
 def test_small_models_are_not_stored(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SMALLEST_FILE", 1 << 20)
     logits(net)
-    assert not weights.cache_folder().exists()
+    assert not weights.packed_weights_folder().exists()
 
 
 def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: py
         logits(net, precision)
         (name,) = set(files()) - set(names)
         names.append(name)
-        path = weights.cache_folder() / name
+        path = weights.packed_weights_folder() / name
         os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
     logits(net)  # used again: now the newest
     with torch.no_grad():
@@ -117,8 +117,8 @@ def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: py
 def test_packing_rounds_weights_by_output() -> None:
     """int8: the largest weight of each output becomes ±127; scales stand behind the weights."""
     matrix = np.array([[0.5, -1.0, 0.25], [100.0, 0.0, -50.0]], np.float32)
-    packed = np.empty(library().packed_size("int8", 2, 3), np.uint8)
-    library().pack(matrix, "int8", packed)
+    packed = np.empty(import_native().packed_size("int8", 2, 3), np.uint8)
+    import_native().pack(matrix, "int8", packed)
     values = packed[: 32 * 4].view(np.int8).reshape(32, 4)
     assert values[:2, :3].tolist() == [[64, -127, 32], [127, 0, -64]] and not values[2:].any()
     assert packed[32 * 4 :].view(np.float32)[:2] == pytest.approx([1 / 127, 100 / 127])

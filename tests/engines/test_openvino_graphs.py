@@ -50,7 +50,7 @@ def blobs(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in folder.rglob("*.blob")}
 
 
-def test_compiled_pieces_are_kept_and_made_anew_when_anything_changes(
+def test_compiled_pieces_are_kept_and_compiled_again_when_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = bare_network(factories.hf_model("bert", seed=3), net_for("classification", "bert").task)
@@ -126,7 +126,7 @@ def test_exits_beyond_tracing_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("bag_of_words_training", ["learned", "fitted"])
 @pytest.mark.parametrize("lengths", [EVEN, RAGGED, [12]])
-def test_off_ramps_that_know_words_are_compiled_with_what_is_below_them(
+def test_exits_with_bags_of_words_are_compiled_with_the_layer_below(
     lengths: list[int], bag_of_words_training: BagOfWordsTraining
 ) -> None:
     """Ids of a real vocabulary: their hashes are beyond what floats count."""

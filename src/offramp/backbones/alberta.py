@@ -25,6 +25,7 @@ from offramp.backbones._alberta_model import (
 )
 from offramp.backbones._prunable import PrunableLayer
 from offramp.core.attention import AttentionOptions, AttentionScores, Layout, RelativePositions, attend
+from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.cost import HeadCost, LayerCost
 from offramp.core.dropout import apply_dropout
 from offramp.core.packed import Packed
@@ -98,7 +99,7 @@ def encoder(model: Any) -> Encoder:
     base, config = model.base_model, model.config
 
     def embed(packed: Packed) -> Tensor:
-        columns = (packed.tokens[name][None] for name in ("id", "type", "position"))
+        columns = (packed.tokens[name][None] for name in (ID, TYPE, POSITION))
         embedded: Tensor = base.embeddings(*columns)
         return embedded[0]
 

@@ -80,7 +80,7 @@ def explain_choice(
 def _why_not_native(encoder: Encoder | None, options: EngineOptions) -> str:
     native = import_module(f"{__name__}.native")
     try:
-        native.library()
+        native.import_native()
     except OfframpError as error:  # installed, but for another Python or another system
         return error.given
     reason: str = "" if encoder is None else native.unserved_reason(encoder, options)

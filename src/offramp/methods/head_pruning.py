@@ -36,6 +36,7 @@ from offramp.training.losses import exit_loss
 from offramp.training.stage import Stage
 
 FILE = "importance.safetensors"
+KEPT_HEADS = "kept"  # key of the method's module in Network.added
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class PrunedStage(Stage):
             fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
             save_file(dict(zip(("heads", "neurons"), found, strict=True)), fresh)
             fresh.replace(path)
-        scores, kept = load_file(path), self.network.added["kept"]
+        scores, kept = load_file(path), self.network.added[KEPT_HEADS]
         assert isinstance(kept, KeptHeads)
         kept.heads.copy_(most_important(scores["heads"], options.heads, options.per_layer))
         kept.neurons.copy_(most_important(scores["neurons"], options.neurons, options.per_layer))
@@ -136,7 +137,7 @@ class PrunedStage(Stage):
 
 def zero_removed(network: Network) -> None:
     """Set the output weights of removed heads and neurons to zero, so that the whole weights give the same model."""
-    kept = network.added["kept"]
+    kept = network.added[KEPT_HEADS]
     assert isinstance(kept, KeptHeads)
     with torch.no_grad():
         for layer, heads, neurons in zip(distinct_layers(network), kept.heads, kept.neurons, strict=True):
@@ -147,7 +148,7 @@ def zero_removed(network: Network) -> None:
 
 def narrow(network: Network) -> None:
     """Let layers compute only the heads and neurons that are kept."""
-    kept = network.added["kept"]
+    kept = network.added[KEPT_HEADS]
     assert isinstance(kept, KeptHeads)
     for layer, heads, neurons in zip(distinct_layers(network), kept.heads.cpu(), kept.neurons.cpu(), strict=True):
         layer.prune(heads, neurons)
@@ -162,7 +163,7 @@ class HeadPruning(Method):
     space = FixedSpace()
 
     def modules(self, network: Network, options: HeadPruningOptions) -> nn.ModuleDict:
-        return nn.ModuleDict({"kept": KeptHeads(distinct_layers(network))})
+        return nn.ModuleDict({KEPT_HEADS: KeptHeads(distinct_layers(network))})
 
     def policy(self, network: Network, settings: NoSettings) -> Policy:
         return Policy()

@@ -32,7 +32,14 @@ from torch import Tensor, nn
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
-from offramp.methods._shared.lengths import LengthPolicy, LengthSettings, TrainedLengths, cliffs, constant_drop
+from offramp.methods._shared.lengths import (
+    TRAINED_LENGTHS,
+    LengthPolicy,
+    LengthSettings,
+    TrainedLengths,
+    cliffs,
+    constant_drop,
+)
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.nn.setting_space import LengthSpace
@@ -144,7 +151,7 @@ class LengthAdaptive(LengthMethod):
 
     def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:
         """Return the shortest lengths that are trained; no weights are added."""
-        return nn.ModuleDict({"lengths": TrainedLengths(constant_drop(network.depth, options.drop))})
+        return nn.ModuleDict({TRAINED_LENGTHS: TrainedLengths(constant_drop(network.depth, options.drop))})
 
     def policy(self, network: Network, settings: LengthSettings) -> Policy:
         return LengthPolicy(network, settings)

@@ -42,6 +42,8 @@ from offramp.training.losses import last_exit_loss
 from offramp.training.objectives import DroppingStage, Objective
 from offramp.training.stage import Backward, ParameterGroups, Stage
 
+RETENTION = "retention"  # key of the method's module in Network.added
+
 
 @dataclass(frozen=True)
 class PoWERBERTSettings:
@@ -98,7 +100,7 @@ class Retention(nn.Module):
 
 def retention(network: Network) -> Retention:
     """Return the weights and counts of a network."""
-    found = network.added["retention"]
+    found = network.added[RETENTION]
     assert isinstance(found, Retention)
     return found
 
@@ -194,7 +196,7 @@ class PoWERBERT(LengthMethod):
 
     def modules(self, network: Network, options: PoWERBERTOptions) -> nn.ModuleDict:
         check_depth("counts", options.counts, network.depth, "leave counts out: training finds them")
-        return nn.ModuleDict({"retention": Retention(network.depth, network.encoder.positions, options.counts)})
+        return nn.ModuleDict({RETENTION: Retention(network.depth, network.encoder.positions, options.counts)})
 
     def policy(self, network: Network, settings: PoWERBERTSettings) -> Policy:
         return PoWERBERTPolicy(network, settings)

@@ -1,6 +1,6 @@
 """The governor: cheaper gears when the queue threatens the latency target, back when it is quiet.
 
-It has no clock: `update` is told the time and the predicted wait. Gears are numbered from the cheapest. A gear whose
+It has no clock: `update` receives the time and the predicted wait. Gears are numbered from the cheapest. A gear whose
 answers were found to differ too often from the full model's is closed, and the cheaper ones with it (`tighten`).
 """
 

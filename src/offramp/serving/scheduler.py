@@ -89,7 +89,7 @@ class Ticket:
 
 
 @dataclass(eq=False)
-class Batch:
+class RunningBatch:
     """Rows that are computed together, and whose they are."""
 
     state: State
@@ -121,7 +121,7 @@ class Scheduler:
         self.depth = self.network.depth
         self.gear: Gear = gears.full  # of inputs that bring none
         self.depths: dict[str, DepthCounts] = {}
-        self.batches: list[Batch] = []
+        self.batches: list[RunningBatch] = []
         self.waiting_tokens = self.waiting_inputs = 0
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -257,7 +257,7 @@ class Scheduler:
 
     # what comes next
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> RunningBatch | None:
         """Return the batch to advance; None: start a new one from the queue, if anything waits."""
         if not self.batches:
             return None
@@ -277,7 +277,7 @@ class Scheduler:
         """Whether another batch may start beside those that run."""
         return sum(batch.state.packed.total for batch in self.batches) < 2 * self.limits.batch_tokens
 
-    def _waiting_pays(self, ahead: Batch, rows: int, behind: State | None) -> bool:
+    def _waiting_pays(self, ahead: RunningBatch, rows: int, behind: State | None) -> bool:
         """Whether the sum of completion times is smaller if `ahead` waits until rows behind it have caught up.
 
         `behind` is another batch, or None for the rows that wait in the queue.
@@ -305,7 +305,7 @@ class Scheduler:
         steps = self.depth - layer
         return steps * self.costs.layer.fixed + tokens * counts.remaining(layer) * self.costs.layer.per_token
 
-    def _remaining(self, batch: Batch) -> float:
+    def _remaining(self, batch: RunningBatch) -> float:
         return self.counts_of(next(iter(batch.gears))).remaining(batch.state.layer)
 
     # computing
@@ -335,7 +335,7 @@ class Scheduler:
                 return
             with torch.inference_mode(), self.engine.running():
                 state = loop.start(self.engine, self.heads, policy, packed.to(self.network.device))
-            batch = Batch(state, lane, owners, np.zeros(len(owners)), np.zeros(len(owners)))
+            batch = RunningBatch(state, lane, owners, np.zeros(len(owners)), np.zeros(len(owners)))
             self._last = (0, tokens)
             self._collect(batch, finished)
             if not batch.state.done:
@@ -375,7 +375,7 @@ class Scheduler:
             heapq.heappush(self._heap, entry)
         return tickets
 
-    def _advance(self, batch: Batch, finished: list[Ticket]) -> None:
+    def _advance(self, batch: RunningBatch, finished: list[Ticket]) -> None:
         """Advance a batch by one segment, answer the rows that leave, and merge it with another one if that pays."""
         try:
             before, tokens = batch.state.layer, batch.state.packed.total
@@ -418,7 +418,7 @@ class Scheduler:
             elif not all(keep):
                 batch.state.packed = batch.state.packed.keep_rows(torch.tensor(keep))
 
-    def _collect(self, batch: Batch, finished: list[Ticket]) -> None:
+    def _collect(self, batch: RunningBatch, finished: list[Ticket]) -> None:
         """Account for the events of the last step and answer the rows that left in it."""
         state, size = batch.state, len(batch.owners)
         batch.macs += cost.macs(state.trace, self.network, size).numpy()
@@ -465,7 +465,7 @@ class Scheduler:
 
     # merging
 
-    def _merge(self, batch: Batch) -> None:
+    def _merge(self, batch: RunningBatch) -> None:
         """Merge a batch with others at its layer, as long as the saved steps cost more than moving the rows."""
         for other in list(self.batches):
             if other is batch or not _mergeable(batch, other):
@@ -490,7 +490,7 @@ def _gear(ticket: Ticket) -> Gear:
     return ticket.gear
 
 
-def _mergeable(a: Batch, b: Batch) -> bool:
+def _mergeable(a: RunningBatch, b: RunningBatch) -> bool:
     """Whether two batches stand at the same layer and carry the same columns."""
     first, second = a.state.packed, b.state.packed
     same = a.lane == b.lane and a.state.layer == b.state.layer and a.state.has_dropped == b.state.has_dropped
@@ -499,7 +499,7 @@ def _mergeable(a: Batch, b: Batch) -> bool:
     return same and first.rows.keys() == second.rows.keys() and first.tokens.keys() == second.tokens.keys()
 
 
-def _compact(batch: Batch) -> Batch:
+def _compact(batch: RunningBatch) -> RunningBatch:
     """Return a batch of the live rows alone, numbered anew."""
     state, live = batch.state, batch.state.packed.rows[ORIGIN].cpu()
     if state.has_dropped:  # answers per token still need the tokens that were dropped

@@ -131,6 +131,12 @@ def _is_running(pid: int) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Return where fetched or derived files are kept: $XDG_CACHE_HOME/offramp, else ~/.cache/offramp."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "offramp"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, or to standard output if the path is `-`."""
     if str(path) == STANDARD_OUTPUT:

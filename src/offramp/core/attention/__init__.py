@@ -52,7 +52,7 @@ def attend(
     if where.mix is not None:
         return where.mix(query, key, value, plan)
     if cuda_kernel.serves(query, plan):
-        return cuda_kernel.attend(query, key, value, where, plan), None
+        return cuda_kernel.attend_packed(query, key, value, where, plan), None
     q, k, v = pad(query, where.query), pad(key, where.key), pad(value, where.key)
     bias = None if plan.key_bias is None else pad(plan.key_bias, where.key)
     windows = _windows(where, plan.window) if plan.window is not None else None

@@ -36,7 +36,7 @@ def serves(query: Tensor, plan: AttentionOptions) -> bool:
     return plain and _kernel() is not None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: AttentionOptions) -> Tensor:
+def attend_packed(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: AttentionOptions) -> Tensor:
     """Return the mixture of each row's values for its queries."""  # [queries, hidden]
     kernel = _kernel()
     assert kernel is not None, "checked by `serves`"

@@ -25,7 +25,7 @@ from offramp.core.packed import Packed
 from offramp.core.rules import ExitRule
 from offramp.engines import EngineOptions
 from offramp.engines.native.heads import NativeExitHeads
-from offramp.engines.native.library import instruction_set, library
+from offramp.engines.native.library import import_native, instruction_set
 from offramp.engines.native.weights import Floats, Matrix, as_floats, pack_matrices
 from offramp.errors import OfframpError
 
@@ -158,7 +158,7 @@ class NativeEngine(Engine):
             if len(self._rules) > 1000:  # settings that change with every call are not kept for ever
                 self._rules.clear()
             settings = (rule.exits, rule.thresholds, rule.temperatures, rule.patience, rule.tolerance, rule.by_row)
-            found = self._rules[rule] = library().Rule(rule.measure, *settings)
+            found = self._rules[rule] = import_native().Rule(rule.measure, *settings)
         return found
 
     def _run(self, first: int, last: int, packed: Packed, exit_heads: ExitHeads | None) -> tuple[Tensor, Tensor | None]:
@@ -200,7 +200,7 @@ def unserved_reason(encoder: Encoder, options: EngineOptions) -> str:
         if distances is not None and (distances.with_queries is not None or distances.with_keys is not None):
             return "its attention multiplies states with distances"
     needed = FIRST_PRECISION.get(options.precision)
-    available: list[str] = library().instruction_sets()
+    available: list[str] = import_native().instruction_sets()
     if needed is not None and available.index(instruction_set()) < (
         available.index(needed) if needed in available else len(available)
     ):
@@ -217,14 +217,14 @@ def versions() -> dict[str, str]:
     """Return the versions of the packages that compute, and the instruction set."""
     return {
         "torch": torch.__version__,
-        "offramp-native": library().__version__,
+        "offramp-native": import_native().__version__,
         "instruction_set": instruction_set(),
     }
 
 
 def make(encoder: Encoder, options: EngineOptions) -> NativeEngine:
     """Create the engine from copies of an encoder's parameters."""
-    library()
+    import_native()
     reason = unserved_reason(encoder, options)
     if reason:
         raise OfframpError(
@@ -264,7 +264,7 @@ def _embeddings(hidden: int, threads: int, tables: EmbeddingTables) -> Any:
         linear = tables.projection
         bias = None if linear.bias is None else as_floats(linear.bias)
         projection = pack_matrices([Matrix(as_floats(linear.weight), bias)], "fp32")[0]
-    return library().Encoder(
+    return import_native().Encoder(
         hidden,
         threads,
         instruction_set(),
@@ -280,7 +280,7 @@ def _embeddings(hidden: int, threads: int, tables: EmbeddingTables) -> Any:
 def _layer_matrices(layer: Any) -> list[Matrix]:
     """Return a layer's four matrices: queries, keys and values as one, each filled up to whole panels."""
     own = layer.matrices()
-    panel = library().PANEL
+    panel = import_native().PANEL
     parts = [(as_floats(weight), as_floats(bias)) for weight, bias in (own.query, own.key, own.value)]
     filler = -len(parts[0][0]) % panel
     weight = np.concatenate([np.pad(part, ((0, filler), (0, 0))) for part, _ in parts])

@@ -21,7 +21,7 @@ from offramp.core.head_spec import (
     Step,
 )
 from offramp.core.packed import Packed
-from offramp.engines.native.library import library
+from offramp.engines.native.library import import_native
 from offramp.engines.native.weights import as_floats
 
 
@@ -98,7 +98,7 @@ class NativeExitHeads:
 
 def build_head(spec: HeadSpec) -> Any:
     """Return a head of the compiled package with copies of the parameters, tables by reference."""
-    head = library().Head()
+    head = import_native().Head()
     for step in spec.token_steps:
         _add(head, step, True)
     head.set_pools(list(spec.pooling))

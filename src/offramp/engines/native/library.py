@@ -12,7 +12,7 @@ INSTRUCTION_SET = "OFFRAMP_NATIVE_ISA"  # environment variable that forces one, 
 
 
 @cache
-def library() -> Any:
+def import_native() -> Any:
     """Return the compiled package."""
     try:
         import offramp_native
@@ -24,7 +24,7 @@ def library() -> Any:
 
 def instruction_set() -> str:
     """Return the instruction set that runs: the one that is forced, else the best of this processor."""
-    available: list[str] = library().instruction_sets()
+    available: list[str] = import_native().instruction_sets()
     forced = os.environ.get(INSTRUCTION_SET, "")
     if forced and forced not in available:
         raise OfframpError(

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offramp.engines.native.library import library
+from offramp.engines.native.library import import_native
+from offramp.utils.files import cache_folder
 
 SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
 MOST_FILES = 32  # the least recently used ones are removed
@@ -46,7 +47,7 @@ def as_floats(tensor: Tensor) -> Floats:
 
 def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
     """Return the matrices as the compiled package's `Linear`, packed now or found in the cache folder."""
-    native = library()
+    native = import_native()
     sizes = [native.packed_size(precision, *matrix.weight.shape) for matrix in matrices]
     path = _path(matrices, precision) if sum(sizes) >= SMALLEST_FILE else None
     packed = None if path is None else _read(path, sizes)
@@ -63,18 +64,17 @@ def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
     ]
 
 
-def cache_folder() -> Path:
-    """Return the folder of packed weights."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "offramp" / "native"
+def packed_weights_folder() -> Path:
+    """Return the folder of packed weights in the user's cache."""
+    return cache_folder() / "native"
 
 
 def _path(matrices: Sequence[Matrix], precision: str) -> Path:
-    digest = hashlib.sha256(f"{library().__version__} {precision} {library().PANEL}".encode())
+    digest = hashlib.sha256(f"{import_native().__version__} {precision} {import_native().PANEL}".encode())
     for matrix in matrices:
         digest.update(repr(matrix.weight.shape).encode())
         digest.update(matrix.weight.data)
-    return cache_folder() / f"{digest.hexdigest()[:40]}.packed"
+    return packed_weights_folder() / f"{digest.hexdigest()[:40]}.packed"
 
 
 def _places(sizes: Sequence[int]) -> list[int]:

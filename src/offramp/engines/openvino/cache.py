@@ -19,7 +19,15 @@ import torch
 
 from offramp import __version__
 from offramp.engines.openvino.graphs import GraphSpec
-from offramp.engines.openvino.runtime import GROUP, TOLERANCE, CompileSettings, Graph, convert, library, quantise
+from offramp.engines.openvino.runtime import (
+    GROUP,
+    TOLERANCE,
+    CompileSettings,
+    Graph,
+    convert,
+    import_openvino,
+    quantise,
+)
 from offramp.engines.openvino.tracing import record_operations
 from offramp.errors import OfframpError
 
@@ -31,7 +39,7 @@ class GraphCache:
         threads = "" if settings.threads is None else f"-{settings.threads}"
         self.settings = settings
         self.folder = None if folder is None else folder / "openvino" / f"{settings.precision}{threads}"
-        self.core, self.lock = library().Core(), threading.RLock()
+        self.core, self.lock = import_openvino().Core(), threading.RLock()
         self.graphs: dict[str, Graph | None] = {}
 
     def get(self, name: str, build_spec: Callable[[], GraphSpec]) -> Graph:
@@ -102,7 +110,7 @@ CANNOT_TRACE = (AssertionError, AttributeError, LookupError, OfframpError, Runti
 def _versions() -> tuple[str, ...]:
     """Return the versions that a compiled graph depends on."""
     chip = torch.backends.cpu.get_cpu_capability()
-    return (__version__, torch.__version__, library().get_version(), platform.machine(), chip)
+    return (__version__, torch.__version__, import_openvino().get_version(), platform.machine(), chip)
 
 
 def _check(graph: Graph, spec: GraphSpec, settings: CompileSettings) -> None:

@@ -26,7 +26,7 @@ from offramp.engines.openvino import fused_graphs, graphs, tracing
 from offramp.engines.openvino.cache import GraphCache
 from offramp.engines.openvino.inputs import even_columns, even_inputs, mostly_filler, padded, ragged_inputs, row_inputs
 from offramp.engines.openvino.padding import padded_rows, padded_tokens
-from offramp.engines.openvino.runtime import CompileSettings, Graph, library
+from offramp.engines.openvino.runtime import CompileSettings, Graph, import_openvino
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> Se
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that compute."""
-    return {"torch": torch.__version__, "openvino": library().get_version()}
+    return {"torch": torch.__version__, "openvino": import_openvino().get_version()}
 
 
 def make(encoder: Encoder, options: EngineOptions) -> OpenVINOEngine:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offramp.backbones import Layer
+from offramp.core.columns import ID, POSITION
 from offramp.core.packed import Packed
 from offramp.engines.openvino.graphs import (
     FEW,
@@ -28,7 +29,7 @@ def even_exit_spec(name: str, layer: Layer, function: Callable[[Packed], Tensor]
     """Return the graph of a layer and its exit for rows of one length."""
 
     def traced(given: NamedTensors) -> tuple[Tensor, ...]:
-        (y,) = run_half([layer], "whole", given["x"], given["x"], even(given["position"]))
+        (y,) = run_half([layer], "whole", given["x"], given["x"], even(given[POSITION]))
         return y, function(EvenRows.of(y, given))
 
     def sample(rows: int, length: int) -> GraphSample:
@@ -63,7 +64,7 @@ def even_embeddings_spec(
     def traced(given: NamedTensors) -> tuple[Tensor, ...]:
         flat = {key: tensor.reshape(-1) for key, tensor in given.items()}
         x = embed(Packed(torch.empty(0), torch.empty(0), {}, flat))
-        return x, function(EvenRows.of(x.view(given["id"].shape[0], given["id"].shape[1], -1), given))
+        return x, function(EvenRows.of(x.view(given[ID].shape[0], given[ID].shape[1], -1), given))
 
     def sample(rows: int, length: int) -> GraphSample:
         packed = packed_sample([length] * rows)
@@ -106,9 +107,9 @@ def even_model_spec(name: str, parts: Parts) -> GraphSpec:
     def function(given: NamedTensors) -> tuple[Tensor, ...]:
         flat = {key: tensor.reshape(-1) for key, tensor in given.items()}
         x = parts.embed(Packed(torch.empty(0), torch.empty(0), {}, flat))
-        rows, length = given["id"].shape[0], given["id"].shape[1]
+        rows, length = given[ID].shape[0], given[ID].shape[1]
         x = x.view(rows, length, -1)
-        (x,) = run_half(parts.layers, "whole", x, x, even(given["position"]))
+        (x,) = run_half(parts.layers, "whole", x, x, even(given[POSITION]))
         return (parts.last(EvenRows.of(x, given)),)
 
     def sample(rows: int, length: int) -> GraphSample:

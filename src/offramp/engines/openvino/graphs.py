@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.backbones import Layer
+from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.layout import Layout, layout
 from offramp.core.packed import Packed, pack
 from offramp.engines.openvino.padding import extend, line_layout, padded_length, padded_rows
@@ -46,12 +47,12 @@ def even_layer_spec(name: str, layers: Sequence[Layer], half: str, hidden: int) 
     """Return the graph of layers, or of the first half of one, with or without scores, for rows of one length."""
 
     def function(given: NamedTensors) -> tuple[Tensor, ...]:
-        x, position = given["x"], given["position"]
+        x, position = given["x"], given[POSITION]
         return run_half(layers, half, x, x, even(position))
 
     def sample(rows: int, length: int) -> GraphSample:
         where, x = _layout([length] * rows), states(rows * length, hidden)
-        block = {"x": x.view(rows, length, hidden), "position": where.key_position.view(rows, length)}
+        block = {"x": x.view(rows, length, hidden), POSITION: where.key_position.view(rows, length)}
         return GraphSample(block, lambda: run_half(layers, half, x, x, where))
 
     return GraphSpec(name, function, (sample(2, 6), sample(3, 7)))
@@ -174,11 +175,11 @@ def states(count: int, hidden: int) -> Tensor:
 def packed_sample(lengths: Sequence[int]) -> Packed:
     """Return rows of small ids at positions that every model has."""
     result = pack([[place % 7 for place in range(length)] for length in lengths])
-    return result.with_tokens(position=result.tokens["position"] % 7)
+    return result.with_tokens(position=result.tokens[POSITION] % 7)
 
 
 def id_columns(packed: Packed) -> NamedTensors:
-    return {name: packed.tokens[name] for name in ("id", "type", "position")}
+    return {name: packed.tokens[name] for name in (ID, TYPE, POSITION)}
 
 
 def _layout(lengths: Sequence[int], counts: Sequence[int] | None = None) -> Layout:
@@ -191,4 +192,4 @@ def _layout(lengths: Sequence[int], counts: Sequence[int] | None = None) -> Layo
 
 def _inputs(where: Layout) -> NamedTensors:
     tensors = {name: torch.from_numpy(array) for name, array in ragged_arrays(where).items()}
-    return {**tensors, "position": where.key_position, "query_position": where.query_position}
+    return {**tensors, POSITION: where.key_position, "query_position": where.query_position}

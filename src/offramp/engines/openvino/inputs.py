@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.layout import Layout
 from offramp.engines.openvino import graphs
 from offramp.engines.openvino.padding import extend, padded_tokens
@@ -25,7 +26,7 @@ def even_inputs(
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return inputs and outputs of a graph for rows of one length, states as [rows, length, hidden]."""
     shape = _shape(where)
-    given = even_columns(where, graph, {"position": where.key_position, **tokens})
+    given = even_columns(where, graph, {POSITION: where.key_position, **tokens})
     return {**given, "x": x.view(*shape, -1)}, [outputs[0].view(*shape, -1), *outputs[1:]]
 
 
@@ -61,7 +62,7 @@ def ragged_inputs(where: Layout) -> dict[str, Any]:
     """Return the inputs that ragged graphs take of a layout, computed once for all layers."""
     if "openvino" not in where.cache:
         result = {name: share(_filled(name, array)) for name, array in graphs.ragged_arrays(where).items()}
-        sides = {"position": where.key_position, "query_position": where.query_position}
+        sides = {POSITION: where.key_position, "query_position": where.query_position}
         result |= {name: share(padded(x, padded_tokens(x.shape[0]))) for name, x in sides.items()}
         where.cache["openvino"] = result
     found: dict[str, Any] = where.cache["openvino"]
@@ -71,10 +72,10 @@ def ragged_inputs(where: Layout) -> dict[str, Any]:
 def row_inputs(where: Layout, graph: Graph) -> dict[str, Any]:
     """Return the inputs that heads take of a layout: pooling always, lines only where a head attends."""
     found: dict[str, Any] = where.cache.setdefault("openvino-rows", {})
-    if not all(name in found for name in graph.names if name not in ("x", "id", "type")):
+    if not all(name in found for name in graph.names if name not in ("x", ID, TYPE)):
         result = graphs.row_arrays(where, graph.names)
         found.update({name: share(_filled(name, array)) for name, array in result.items() if name in graph.names})
-        if "mask" in graph.names or "position" in graph.names:
+        if "mask" in graph.names or POSITION in graph.names:
             found.update(ragged_inputs(where))
     return found
 

@@ -27,7 +27,7 @@ GROUP = 128  # int8: number of neighbouring values of one token that share a sca
 
 
 @cache
-def library() -> Any:
+def import_openvino() -> Any:
     """Return the package, imported while its telemetry module is hidden so that nothing is sent."""
     hidden = "openvino" not in sys.modules and "openvino_telemetry" not in sys.modules
     if hidden:
@@ -74,7 +74,7 @@ class Graph:
         self.names: list[str] = [given.get_node().get_friendly_name() for given in compiled.inputs]
         shapes = [list(given.partial_shape)[1:] for given in compiled.outputs]
         self.widths = [tuple(n.get_length() for n in shape if n.is_static) for shape in shapes]  # behind the first
-        self.tensor = library().Tensor
+        self.tensor = import_openvino().Tensor
         self.request().infer([sample[name].numpy() for name in self.names])
 
     def request(self) -> Any:
@@ -99,7 +99,7 @@ class Graph:
 def share(value: Tensor | np.ndarray[Any, Any]) -> Any:
     """Return an OpenVINO tensor over the same memory."""
     array = value.contiguous().numpy() if isinstance(value, Tensor) else value
-    return library().Tensor(array, shared_memory=True)
+    return import_openvino().Tensor(array, shared_memory=True)
 
 
 class _Function(nn.Module):
@@ -115,7 +115,7 @@ class _Function(nn.Module):
 
 def convert(spec: GraphSpec, constants: Sequence[Tensor]) -> Any:
     """Convert a traced function into an OpenVINO model by its front end, because `convert_model` sends telemetry."""
-    library()
+    import_openvino()
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
@@ -131,7 +131,7 @@ def convert(spec: GraphSpec, constants: Sequence[Tensor]) -> Any:
     given = dict(zip(first, model.inputs, strict=True))
     for name, port in given.items():
         port.get_node().set_friendly_name(name)
-    model.reshape({port: library().PartialShape(free[name]) for name, port in given.items()})
+    model.reshape({port: import_openvino().PartialShape(free[name]) for name, port in given.items()})
     for parameter in list(model.get_parameters()):
         if not parameter.output(0).get_target_inputs():
             model.remove_parameter(parameter)

@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from offramp.core.attention.distances import add_mask
+from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.layout import AttentionOptions, AttentionScores, Ints, Layout
 from offramp.core.packed import Packed
 
 NamedTensors = dict[str, Tensor]
-IDS: tuple[str, ...] = ("id", "type", "position")
+IDS: tuple[str, ...] = (ID, TYPE, POSITION)
 NO_LENGTHS: Ints = np.zeros(0, dtype=np.int64)  # lengths are not read while a layer is traced
 
 
@@ -46,10 +47,10 @@ def ragged(given: NamedTensors, same: bool = True) -> Layout:
     """Return the layout of rows of any lengths; positions are gathered into lines too, for layers with a window."""
     key = TracedIndex(given["key_pad"], given["key_unpad"])
     query = key if same else TracedIndex(given["query_pad"], given["query_unpad"])
-    query_position = given["position"] if same else given["query_position"]
-    sides = _gather(query_position, query.pad)[:, None, :, None], _gather(given["position"], key.pad)[:, None, None, :]
+    query_position = given[POSITION] if same else given["query_position"]
+    sides = _gather(query_position, query.pad)[:, None, :, None], _gather(given[POSITION], key.pad)[:, None, None, :]
     mix = TracedAttention(query, key, sides, given["mask"], given["real"])
-    return Layout(NO_LENGTHS, NO_LENGTHS, query_position, given["position"], same, mix=mix)
+    return Layout(NO_LENGTHS, NO_LENGTHS, query_position, given[POSITION], same, mix=mix)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class EvenRows(Packed):
     @classmethod
     def of(cls, x: Tensor, given: NamedTensors) -> EvenRows:
         rows, length = x.shape[0], x.shape[1]
-        inner = even(given["position"]).mix
+        inner = even(given[POSITION]).mix
 
         def mix(
             query: Tensor, key: Tensor, value: Tensor, plan: AttentionOptions
@@ -154,7 +155,7 @@ class EvenRows(Packed):
             return out.reshape(-1, out.shape[-1]), scores
 
         tokens = {name: given[name].reshape(-1) for name in IDS if name in given}
-        flat = tokens["position"]
+        flat = tokens[POSITION]
         result = cls(x.reshape(-1, x.shape[-1]), x.new_zeros(0), {}, tokens, (rows, length))
         result.__dict__["layout"] = Layout(NO_LENGTHS, NO_LENGTHS, flat, flat, True, mix=mix)
         return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offramp.engines.openvino.runtime import library
+from offramp.engines.openvino.runtime import import_openvino
 from offramp.errors import OfframpError, missing_package
 from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Logits, PeerRunner
 from offramp.evaluation.plain_model import (
@@ -26,7 +26,7 @@ HINTS = {"fp32": "f32", "bf16": "bf16"}
 def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
     """Compile the converted graph for this precision."""
     try:
-        openvino = library()
+        openvino = import_openvino()
     except OfframpError as error:
         raise missing_package("openvino", "openvino") from error
     hints = {"INFERENCE_PRECISION_HINT": HINTS[variant.precision], "INFERENCE_NUM_THREADS": model.threads}
@@ -43,7 +43,7 @@ def load_peer(model: BenchModel, variant: EngineVariant) -> PeerRunner:
 
 
 def _converted(model: BenchModel) -> Path:
-    openvino, path = library(), Path(model.work) / "graph.xml"
+    openvino, path = import_openvino(), Path(model.work) / "graph.xml"
     if not path.is_file():
         with silence_converters():
             example = example_inputs(padding_token(model))

@@ -24,6 +24,7 @@ from offramp.errors import OfframpError
 from offramp.nn import row_ops as rows
 from offramp.nn.network import Network
 
+TRAINED_LENGTHS = "lengths"  # key of a method's module in Network.added
 FEWEST_TOKENS = 2  # that every row keeps, if it has them
 CLIFF_SHARE = 0.05  # of a row's tokens are kept after the edge of a cliff
 RESOLUTION = 2.0**16  # scores are rounded to multiples of 1/RESOLUTION
@@ -126,6 +127,6 @@ class TrainedLengths(nn.Module):
 
 def shortest_lengths(network: Network) -> tuple[float, ...]:
     """Return the shortest lengths that a model was trained for."""
-    trained = network.added["lengths"]
+    trained = network.added[TRAINED_LENGTHS]
     assert isinstance(trained, TrainedLengths), "methods whose space is a LengthSpace store what they were trained for"
     return tuple(round(share, 6) for share in trained.shares.tolist())

@@ -31,11 +31,11 @@ from torch import nn
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
-from offramp.methods.faster_dat.masked_model import MaskedModel, masked_model_of
+from offramp.methods.faster_dat.masked_model import MASKED_MODEL, MaskedModel, masked_model_of
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy, deepest_word
 from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsStage
-from offramp.methods.faster_dat.word_depths import WordDepths, word_depths_of
+from offramp.methods.faster_dat.word_depths import WORD_DEPTHS, WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.keys import EXIT_HEADS, FINAL_HEAD, PREDICTORS
 from offramp.nn.network import Network
@@ -60,7 +60,7 @@ class FasterDAT(Method):
         if options.layers > network.depth:
             given = f"layers={options.layers}"
             raise OfframpError("a largest depth", given, f"this model has {network.depth} layers; 0 takes all")
-        added = nn.ModuleDict({"depths": WordDepths(options.layers or network.depth, options.penalty)})
+        added = nn.ModuleDict({WORD_DEPTHS: WordDepths(options.layers or network.depth, options.penalty)})
         apply, cost = network.model_head.apply, network.model_head.cost
         if options.pool == "meanmax" and not network.per_token:
             head = MeanMaxHead(network.encoder.hidden, network.task.outputs)
@@ -68,7 +68,7 @@ class FasterDAT(Method):
         numbers = [str(layer) for layer in range(1, network.depth)]
         added[EXIT_HEADS] = nn.ModuleDict({layer: SharedExitHead(apply, cost) for layer in numbers})
         if options.estimation == "reconstruction":
-            added["masked"] = masked = MaskedModel(network.hf.config, used_at_run_time=options.transductive)
+            added[MASKED_MODEL] = masked = MaskedModel(network.hf.config, used_at_run_time=options.transductive)
             prices = {layer: CostOnly(lambda: masked.head.cost) for layer in [*numbers, str(network.depth)]}
             added[PREDICTORS] = nn.ModuleDict(prices)
         return added

@@ -28,6 +28,7 @@ from offramp.nn.words import words_of
 from offramp.training.forward import ForwardHooks, forward_all_layers
 from offramp.utils.hf_logging import quiet_transformers
 
+MASKED_MODEL = "masked"  # key of the method's module in Network.added
 AUTO = "AutoModelForMaskedLM"
 MASKED_SHARE = 0.15  # of the words are masked in training
 REQUEST = "a masked language model of the backbone"
@@ -163,5 +164,5 @@ def masked_model_loss(model: MaskedModel, packed: Packed, layers: int) -> Tensor
 
 def masked_model_of(network: Network) -> MaskedModel | None:
     """Return the masked model of a network, if it has one."""
-    found = "masked" in network.added
-    return network.added["masked"] if found else None  # type: ignore[return-value]  # a ModuleDict
+    found = MASKED_MODEL in network.added
+    return network.added[MASKED_MODEL] if found else None  # type: ignore[return-value]  # a ModuleDict

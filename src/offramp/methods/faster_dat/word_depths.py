@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offramp.core.columns import ID, POSITION, WORD
 from offramp.core.packed import Packed
 from offramp.errors import OfframpError
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.words import Words, words_of
 from offramp.tasks import Task
+
+WORD_DEPTHS = "depths"  # key of the method's module in Network.added
 
 
 class TableScope(NamedTuple):
@@ -104,7 +107,7 @@ class WordDepths(nn.Module):
         sizes, device = self.sizes.cpu(), self.pieces.device
         word = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
         position = torch.ones_like(word)
-        packed = Packed(torch.empty(0), sizes, {}, {"id": self.pieces, "word": word, "position": position})
+        packed = Packed(torch.empty(0), sizes, {}, {ID: self.pieces, WORD: word, POSITION: position})
         key = words_of(packed).key if len(sizes) else self.pieces[:0]
         self.register_buffer("key", key.sort().values, persistent=False)
         self.register_buffer("place", key.argsort(), persistent=False)
@@ -181,4 +184,4 @@ def depth_table(ids: Tensor, found: Vocabulary, depths: Tensor, penalties: Tenso
 
 def word_depths_of(network: Network) -> WordDepths:
     """Return the table of a network."""
-    return network.added["depths"]  # type: ignore[return-value]  # a ModuleDict
+    return network.added[WORD_DEPTHS]  # type: ignore[return-value]  # a ModuleDict
