@@ -40,6 +40,16 @@ BAD_TRAINING: dict[str, tuple[dict[str, Any] | bytes, list[str]]] = {
     "too short rows": ({"max_length": 2}, ["special tokens"]),
     "no run to start from": ({"init": "nowhere"}, ["nowhere", "no such folder"]),
     "no folder to write": ({"out": "train.jsonl"}, ["something else there"]),
+    "the current folder": ({"out": "."}, ["--out ."]),
+    "no name to write to": ({"out": ""}, ["--out"]),
+    "the root": ({"out": "/"}, ["--out /"]),
+    "the folder above": ({"out": "gpt/.."}, ["--out gpt/.."]),
+    "a name that is too long": ({"out": 250 * "a"}, ["250 bytes", "aaa…"]),
+    "a name that is far too long": ({"out": 5000 * "a"}, ["5000 bytes", "aaa…"]),
+    "a link to nothing": ({"out": "dangling"}, ["dangling", "elsewhere"]),
+    "a huge seed": ({"seed": 2**80}, [f"--seed {2**80}"]),
+    "a negative seed": ({"seed": -1}, ["--seed -1"]),
+    "the folder of the rows": ({"train": "gpt/rows.jsonl", "out": "gpt", "force": True}, ["gpt"]),
     "a folder that cannot be created": ({"out": "train.jsonl/run"}, ["train.jsonl/run"]),
 }
 
@@ -50,6 +60,8 @@ def test_train_refuses_bad_input(call: Call, base: str, what: str) -> None:
     Path("gpt").mkdir()
     Path("gpt/config.json").write_text('{"model_type": "gpt2"}')
     Path("rows.xyz").write_text("?")
+    Path("gpt/rows.jsonl").write_text('{"text": "a", "label": 1}')
+    Path("dangling").symlink_to("elsewhere")
     if isinstance(options, bytes):
         Path("rows.jsonl").write_bytes(options)
         options = {"train": "rows.jsonl"}

@@ -212,7 +212,7 @@ def test_require_columns_names_row_column_and_flag() -> None:
     with pytest.raises(OfframpError, match="row 2, where 'text' is missing; columns found: texts, label") as caught:
         require_columns([{"text": "x"}, {"texts": "x", "label": 0}], ["text"], "a.csv")
     assert "--column text=texts" in str(caught.value)
-    with pytest.raises(OfframpError, match="row 1, where 'label' is empty"):
+    with pytest.raises(OfframpError, match="row 1, where 'label' is null or empty"):
         require_columns([{"text": "x", "label": None}], ["text", "label"], "a.csv")
 
 

@@ -174,6 +174,20 @@ def test_predict_refuses_wrong_types_and_names_them(trained: Path, wrong: dict[s
         Predictor.load(trained).predict(["a film"], **wrong)
 
 
+@pytest.mark.parametrize("name", ["budget", "max_loss", "risk", "max_disagreement", "latency"])
+@pytest.mark.parametrize("value", ["half", [0.5], {"a": 1}, True, 10**400, float("nan"), 1j, b"0.5", object()])
+def test_predict_refuses_budgets_of_any_wrong_type(trained: Path, name: str, value: Any) -> None:
+    with pytest.raises(OfframpError, match=name):
+        offramp.load(trained, engine="torch").predict(["a"], **{name: value})
+
+
+def test_predict_refuses_a_lone_surrogate_by_its_row(trained: Path, every_task: dict[str, Path]) -> None:
+    with pytest.raises(OfframpError, match="row 2.*ud800"):
+        offramp.load(trained).predict(["a", "b \ud800"])
+    with pytest.raises(OfframpError, match="row 1.*ud800"):
+        offramp.load(every_task["tagging"]).predict([["b", "\ud800"]])
+
+
 def test_settings_checks_given_values(trained: Path) -> None:
     model = Predictor.load(trained)
     assert model.settings(given={"threshold": "0.25"}).threshold == 0.25

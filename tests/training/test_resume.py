@@ -136,15 +136,16 @@ def test_train_resumes_after_being_killed_around_each_replaced_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]
 
 
-def test_train_saves_the_last_step_on_ctrl_c(
-    expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_train_saves_the_last_step_on_ctrl_c_and_sigterm(
+    number: signal.Signals, expected: dict[str, Path], base: str, data: dict[str, str], tmp_path: Path
 ) -> None:
     arguments, log = command(base, data, "branchynet", tmp_path / "run"), tmp_path / "log"
     arguments[arguments.index("--save-seconds") + 1] = "1000"  # only epochs' ends and Ctrl-C write a checkpoint
     process = start_command(arguments, log, slow_down)
     wait_until(tmp_path / "run.partial", (0, 1, 0))
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     assert wait_for_command(process) == 130
     assert "stopped" in log.read_text() and "Traceback" not in log.read_text()
     assert not (tmp_path / "run").exists()

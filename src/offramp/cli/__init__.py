@@ -7,7 +7,13 @@ underscore are shared, `printing/` holds what commands print.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,12 +85,18 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command: bad input gives one message and exit code 2, Ctrl-C gives 130; other exceptions are bugs."""
-    with warnings.catch_warnings():
+    _open_closed_streams()
+    with _sigterm_as_ctrl_c(), warnings.catch_warnings():
         warnings.showwarning = _print_warning
         try:
             app(args=arguments, standalone_mode=True)
         except OfframpError as error:
-            typer.secho("offramp: " + str(error).replace("\n", "\n         "), err=True, fg="red")
+            _print_error(error)
+            raise SystemExit(2) from None
+        except OSError as error:  # a full disk behind standard output, a folder without permission
+            _discard_output()
+            fix = "make room, or choose a place that you may read and write"
+            _print_error(OfframpError(f"to read or write {error.filename or 'standard output'}", _reason(error), fix))
             raise SystemExit(2) from None
         except (KeyboardInterrupt, SystemExit) as stop:
             if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
@@ -92,6 +104,50 @@ def main(arguments: list[str] | None = None) -> Any:
             typer.echo("\nstopped; nothing that was complete is lost. Training goes on by the same command,", err=True)
             typer.echo("a search or a comparison with --resume.", err=True)
             raise SystemExit(INTERRUPTED) from None
+
+
+def _print_error(error: OfframpError) -> None:
+    typer.secho("offramp: " + str(error).replace("\n", "\n         "), err=True, fg="red")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of standard streams that are closed, so that no file of ours takes their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                file = os.open(os.devnull, os.O_RDWR)
+                if file != number:
+                    os.dup2(file, number)
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # for the whole process
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM stop a command as Ctrl-C does; training saves its state first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _discard_output() -> None:
+    """Drop what standard output could not take, or Python would try to write it once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

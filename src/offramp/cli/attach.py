@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from offramp.cli._options import Columns
+from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
 
@@ -36,6 +37,9 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="replace the run that is in --out")] = False,
 ) -> None:
     """Make a model that is already fine-tuned adaptive: exits that learn its own answers, in one pass, no labels."""
+    check_source(text)
+    if labels is not None:
+        check_source(labels)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_attached

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Run, comma_list, comma_numbers
+from offramp.cli._options import Columns, Run, check_run, comma_list, comma_numbers
+from offramp.data.readers import check_source
 from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
 
@@ -39,6 +40,8 @@ def command(
     column: Columns = None,
 ) -> None:
     """Measure rows a second, latency, memory and score of a run at several budgets, and of other runtimes."""
+    check_run(run)
+    check_source(data)
     from offramp.cli.printing.bench_tables import print_bench
     from offramp.cli.printing.progress import BenchDisplay
     from offramp.commands.bench import bench

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Engine, Limit, Precision, Run, Threads
+from offramp.cli._options import Columns, Engine, Limit, Precision, Run, Threads, check_run
+from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
 
@@ -45,6 +46,8 @@ def command(
     column: Columns = None,
 ) -> None:
     """Find settings for every budget on held-out rows; with --risk or --latency also settings with a guarantee."""
+    check_run(run)
+    check_source(data)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import SearchDisplay, row_bar
     from offramp.cli.printing.tables import print_points

@@ -21,7 +21,9 @@ from offramp.cli._options import (
     Run,
     Sets,
     Threads,
+    check_run,
 )
+from offramp.data.readers import check_source
 from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
 
@@ -46,6 +48,8 @@ def command(
     json: Json = None,
 ) -> None:
     """Score a run on labelled rows: metrics, share of the full compute, the layers at which rows left."""
+    check_run(run)
+    check_source(data)
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_cell, print_curve
     from offramp.commands.evaluate import evaluate, evaluate_points

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Latency, MaxDisagreement, MaxLoss, Risk, Run, Sets
+from offramp.cli._options import Budget, Latency, MaxDisagreement, MaxLoss, Risk, Run, Sets, check_run
 from offramp.utils.command_line import key_values
 
 
@@ -23,6 +23,7 @@ def command(
     html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets to this file")] = None,
 ) -> None:
     """Show one input layer by layer: tokens that left, the answer of each exit, where it stopped and why."""
+    check_run(run)
     from offramp.cli.printing.console import out, print_line
     from offramp.cli.printing.explanation import print_explanation
     from offramp.commands.explain import explain

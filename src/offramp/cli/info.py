@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from offramp.cli._options import check_run
 from offramp.errors import OfframpError
 
 
@@ -15,6 +16,8 @@ def command(
     env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
 ) -> None:
     """Describe a run and its operating points, or (--env) the versions and hardware of this machine."""
+    if run is not None and not env:
+        check_run(run)
     from offramp.cli.printing.tables import print_environment, print_run
     from offramp.commands import info
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns
+from offramp.cli._options import Columns, check_run
+from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
 PACKAGE = Path(__file__).parents[1]  # its folders are listed, not imported: help must not wait for torch
@@ -69,6 +70,11 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with exits, calibrate it and write a run folder. The same command continues after a stop."""
+    for source in (train, dev):
+        if source is not None:
+            check_source(source)
+    if init is not None:
+        check_run(init)
     from offramp.cli.printing.progress import TrainingDisplay
     from offramp.cli.printing.tables import print_trained
     from offramp.commands import train as training

@@ -29,6 +29,7 @@ from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
+from offramp.training.schedule import LARGEST_SEED
 
 ENOUGH_ROWS = 100  # rows below which operating points are hardly more than luck
 Row = Mapping[str, Any]
@@ -85,6 +86,8 @@ def calibrate(
     if seconds is None and (engine, precision, threads) != ("auto", "fp32", None):
         given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
         raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
+    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise OfframpError("a seed", f"--seed {seed}", f"give 0 to {LARGEST_SEED}")
     if search and (risk is not None or seconds is not None):
         given = f"--search and {'--risk' if risk is not None else '--latency'}"
         raise OfframpError(

@@ -187,7 +187,7 @@ def _clean_delimited(row: Row) -> None:
 def _column_error(column: str, row: Mapping[str, Any], source: str, number: int, our_name: str = "") -> OfframpError:
     """Return the error for a column that a row lacks or has as null; `our_name` if a flag named the column."""
     found = ", ".join(row) or "none"
-    state = "is empty" if column in row else "is missing"
+    state = "is null or empty" if column in row else "is missing"
     near = difflib.get_close_matches(column, [str(name) for name in row if name != column], n=1, cutoff=0.5)
     other = near[0] if near else "NAME"
     return OfframpError(

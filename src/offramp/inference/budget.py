@@ -132,7 +132,10 @@ def parse_latency(text: str) -> float:
 
 def _value(value: Any) -> float:
     """Return a number as it is, and NaN, which is in no range, for anything else."""
-    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return math.nan
 
 
 def _number(kind: Kind, value: Any, fits: bool, what: str, fix: str) -> float:

@@ -33,6 +33,16 @@ def check_texts(rows: Rows, columns: Sequence[str], source: str) -> None:
                 raise row_error(source, number, given, "write it as a string, or choose another column: --column")
             if not text.strip():
                 raise row_error(source, number, f"{column!r} is empty", "remove the row or fill it in")
+            check_unicode(text, column, source, number)
+
+
+def check_unicode(text: str, column: str, source: str, number: int) -> None:
+    """Raise an error if a text holds half of a surrogate pair, as bytes that are no UTF-8 do: no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        given = f"{column!r} is no valid text: {text[error.start]!a} at place {error.start + 1}"
+        raise row_error(source, number, given, "remove that character, or read the bytes as UTF-8") from error
 
 
 def encode_columns(tokenizer: Tokenizer, rows: Rows, columns: Sequence[str], max_length: int) -> list[Encoded]:

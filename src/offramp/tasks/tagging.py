@@ -22,7 +22,7 @@ from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss
-from offramp.tasks._texts import row_error
+from offramp.tasks._texts import check_unicode, row_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -162,6 +162,7 @@ def _check_words(rows: Rows, source: str) -> None:
             raise row_error(source, number, "'tokens' is not a list of words", 'write it as ["EU", "rejects", …]')
         if not any(word.strip() for word in words):
             raise row_error(source, number, "'tokens' is empty", "remove the row or fill it in")
+        check_unicode(" ".join(words), "tokens", source, number)
 
 
 def _check_tags(rows: Rows, source: str) -> None:

@@ -17,12 +17,19 @@ from offramp.utils.files import read_json, write_error, write_json
 from offramp.utils.run_paths import is_run, working_folder
 
 LOCK_FILE = "lock"
+LONGEST_NAME = 220  # bytes of a run's name: with what is added while writing, most file systems take 255
 
 
 def check_output_free(out: Path, force: bool) -> None:
     """Raise an error, before any work is done, unless `out` is empty or may be replaced."""
-    if not out.name:
+    if out.name in ("", ".."):
         raise OfframpError("a folder for the run", f"--out {out}", "give a new folder, e.g. --out runs/first")
+    if len(os.fsencode(out.name)) > LONGEST_NAME:
+        given = f"a name of {len(os.fsencode(out.name))} bytes: {out.name[:40]}…"
+        raise OfframpError("a folder for the run", given, f"give a name of at most {LONGEST_NAME} bytes")
+    if out.is_symlink() and not out.exists():
+        given = f"{out}, a link to {os.readlink(out)}, which does not exist"
+        raise OfframpError("a folder for the run", given, "create that folder, or choose another --out")
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (force and is_run(out)):
         raise OfframpError(
             f"to write the run {out}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from offramp.errors import OfframpError
 
 PRECISIONS = ("auto", "bf16", "fp32")
+LARGEST_SEED = 2**32 - 1  # that every generator of random numbers takes
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Schedule:
             ("epochs", self.epochs >= 1, "1 or more"),
             ("batch_size", self.batch_size >= 1, "1 or more"),
             ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
+            ("seed", isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}"),
             ("precision", self.precision in PRECISIONS, f"one of: {', '.join(PRECISIONS)}"),
         ):
             if not valid:

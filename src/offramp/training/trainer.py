@@ -35,7 +35,7 @@ Scorer = Callable[[Network, Policy, Data], dict[str, float]]  # metrics of a pol
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C while training, raised after the state was saved; the same command resumes."""
+    """Ctrl-C or SIGTERM while training, raised after the state was saved; the same command resumes."""
 
 
 class Trainer:
@@ -63,7 +63,8 @@ class Trainer:
         stored = checkpoint.read_progress(self.folder)
         progress, resumed = stored or TrainingProgress(), stored is not None
         in_main_thread = threading.current_thread() is threading.main_thread()
-        previous_handler = signal.signal(signal.SIGINT, self._interrupt) if in_main_thread else None
+        handled = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        previous = {number: signal.signal(number, self._interrupt) for number in handled}
         self.network.prepare(train, self.folder)
         try:
             for number in range(progress.stage, len(stages)):
@@ -72,8 +73,8 @@ class Trainer:
                 resumed = False
                 progress.epoch, progress.step, progress.history = 0, 0, []
         finally:
-            if previous_handler is not None:
-                signal.signal(signal.SIGINT, previous_handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
         self.network.eval()
         return progress
 
@@ -216,7 +217,7 @@ class Trainer:
             checkpoint.write_checkpoint(self.folder, self.network, optimisers, progress)
 
     def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        """On the first Ctrl-C save after this step and stop; on the second stop at once, with the last checkpoint."""
+        """On the first Ctrl-C or SIGTERM save after this step and stop; on the second stop at once."""
         if self.stop:
             os._exit(130)
         self.stop = True
