@@ -182,9 +182,9 @@ def test_predict_refuses_budgets_of_any_wrong_type(trained: Path, name: str, val
 
 
 def test_predict_refuses_a_lone_surrogate_by_its_row(trained: Path, every_task: dict[str, Path]) -> None:
-    with pytest.raises(OfframpError, match="row 2.*ud800"):
+    with pytest.raises(OfframpError, match=r"row 2.*ud800"):
         offramp.load(trained).predict(["a", "b \ud800"])
-    with pytest.raises(OfframpError, match="row 1.*ud800"):
+    with pytest.raises(OfframpError, match=r"row 1.*ud800"):
         offramp.load(every_task["tagging"]).predict([["b", "\ud800"]])
 
 
