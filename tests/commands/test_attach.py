@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import offramp
 from offramp.commands import attach as command
 from offramp.commands.attach import AttachRequest, run_attach
 from offramp.errors import OfframpError
 from offramp.inference.finetuned import find_model, task_of_model
+from offramp.nn.batches import Data
 from offramp.training import attach as training
+from offramp.utils.progress import progress_listener
 from tests import factories
 
 KINDS = ["classification", "pairs", "regression", "tagging", "question_answering"]
@@ -134,11 +138,11 @@ def test_an_interrupted_pass_continues_with_the_chunks_it_has(
     request = AttachRequest(str(trained), texts(tmp_path, "classification"), str(tmp_path / "run"), exits="1")
     calls = []
 
-    def run_chunk(network: Any, encoded: Any, real: Any = training._chunk) -> Any:
+    def run_chunk(network: Any, encoded: Any, *done: int, real: Any = training._chunk) -> Any:
         calls.append(len(encoded))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(network, encoded)
+        return real(network, encoded, *done)
 
     monkeypatch.setattr(training, "_chunk", run_chunk)
     with pytest.raises(KeyboardInterrupt):
@@ -216,14 +220,157 @@ def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path
         offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", labels=labels, exits="1")
 
 
+def test_unknown_labels_are_refused_before_any_work(trained: Path, tmp_path: Path) -> None:
+    labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": "superb"}])
+    with pytest.raises(OfframpError):
+        offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", labels=labels)
+    assert not (tmp_path / "run.partial").exists()
+
+
+def copy_model(run: Path, folder: Path, *left_out: str) -> Path:
+    """Return a copy of a run's plain model without some of its files."""
+    plain = plain_folder(run, folder)
+    for name in left_out:
+        for path in plain.glob(name):
+            path.unlink()
+    return plain
+
+
+def test_a_missing_tokenizer_is_refused(trained: Path, tmp_path: Path) -> None:
+    plain = copy_model(trained, tmp_path, "tokenizer*", "vocab*", "special*")
+    with pytest.raises(OfframpError, match="tokenizer"):
+        offramp.attach(plain, texts(tmp_path, "classification"), tmp_path / "run")
+
+
+def test_weights_without_a_head_are_refused(trained: Path, tmp_path: Path) -> None:
+    plain = copy_model(trained, tmp_path)
+    weights = {name: t for name, t in load_file(plain / "model.safetensors").items() if "classifier" not in name}
+    save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OfframpError, match=r"classifier\.(weight|bias)"):
+        offramp.attach(plain, texts(tmp_path, "classification"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "generative"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "generative"),
+        ({"architectures": ["XLNetForSequenceClassification"], "model_type": "xlnet"}, "deberta-v2"),
+        ({"model_type": "own", "auto_map": {"AutoModel": "code.Own"}}, "auto_map"),
+    ],
+)
+def test_models_that_cannot_be_served_are_refused_by_attach(
+    trained: Path, tmp_path: Path, entries: dict[str, Any], named: str
+) -> None:
+    plain = copy_model(trained, tmp_path)
+    stored = json.loads((plain / "config.json").read_text(encoding="utf-8"))
+    (plain / "config.json").write_text(json.dumps({**stored, **entries}), encoding="utf-8")
+    with pytest.raises(OfframpError, match=named):
+        offramp.attach(plain, texts(tmp_path, "classification"), tmp_path / "run")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "run.partial").exists()
+
+
+@pytest.mark.parametrize("missing", ["no/such/folder", "./nowhere"])
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, missing: str) -> None:
+    with pytest.raises(OfframpError, match="no folder"):
+        offramp.attach(missing, texts(tmp_path, "classification"), tmp_path / "run")
+
+
+def test_blank_texts_are_left_out(trained: Path, tmp_path: Path) -> None:
+    rows = [{"text": row["text"]} for row in factories.labelled_rows("classification", 100)]
+    path = factories.write_jsonl(tmp_path / "some.jsonl", [{"text": "  "}, *rows, {"text": ""}])
+    run = offramp.attach(trained, path, tmp_path / "run", exits="1")
+    assert run.summary["texts"] + run.summary["held_out"] == 100
+
+
+def test_texts_that_the_tokenizer_cannot_read_are_refused(trained: Path, tmp_path: Path) -> None:
+    path = factories.write_jsonl(tmp_path / "other.jsonl", [{"text": "☃ ☂ ☀"}] * 100)
+    with pytest.raises(OfframpError, match=r"other\.jsonl"):
+        offramp.attach(trained, path, tmp_path / "run", exits="1")
+
+
+def test_very_short_texts_are_warned_about(trained: Path, tmp_path: Path) -> None:
+    path = factories.write_jsonl(tmp_path / "short.jsonl", [{"text": w} for w in ("good", "bad", "film") * 40])
+    with pytest.warns(UserWarning, match="at most 1 tokens"):
+        offramp.attach(trained, path, tmp_path / "run", exits="1")
+
+
+def test_a_model_that_is_too_shallow_is_warned_about(tmp_path: Path) -> None:
+    folder = factories.model_folder(tmp_path / "base", num_hidden_layers=2)
+    hf = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    hf.save_pretrained(tmp_path / "plain")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "plain")
+    with pytest.warns(UserWarning, match="2 layers"):
+        offramp.attach(tmp_path / "plain", texts(tmp_path, "classification"), tmp_path / "run", exits="1")
+
+
+def test_a_run_keeps_the_types_of_its_labels(base: str, tmp_path: Path) -> None:
+    rows = [{**row, "label": int(row["label"] == "good")} for row in factories.labelled_rows("classification", 60)]
+    train = factories.write_jsonl(tmp_path / "train.jsonl", rows)
+    first = offramp.train(model=base, train=train, out=tmp_path / "first", epochs=1)
+    run = offramp.attach(first.folder, texts(tmp_path, "classification"), tmp_path / "run", exits="1")
+    assert offramp.load(run.folder).predict(["a good film"])[0]["label"] in (0, 1)
+    assert run.model.network.task == first.model.network.task
+
+
+def test_a_run_whose_full_model_was_never_trained_is_refused(trained: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(trained, tmp_path / "own"))
+    content = json.loads((own / "offramp.json").read_text(encoding="utf-8"))
+    (own / "offramp.json").write_text(json.dumps({**content, "method": "truncate"}), encoding="utf-8")
+    with pytest.raises(OfframpError, match="truncate"):
+        find_model(str(own))
+
+
+def test_another_model_in_the_same_folder_does_not_continue_an_interrupted_pass(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = copy_model(trained, tmp_path), []
+    request = AttachRequest(str(plain), texts(tmp_path, "classification"), str(tmp_path / "run"), exits="1")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def run_chunk(network: Any, encoded: Any, *done: int, real: Any = training._chunk) -> Any:
+        calls.append(len(encoded))
+        return real(network, encoded, *done)
+
+    monkeypatch.setattr(training, "_chunk", run_chunk)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(command, "fit_exit_heads", interrupt)
+        run_attach(request)
+    weights = {name: 1.01 * t for name, t in load_file(plain / "model.safetensors").items()}
+    save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
+    run_attach(request)
+    assert calls == [192, 192]
+
+
+def test_files_and_training_steps_are_bounded(attached: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = offramp.load(attached.folder)
+    encoded = model.prepare(factories.labelled_rows("classification", 50))
+    monkeypatch.setattr(training, "CHUNK_BYTES", 4096)
+    stored = training.collect_states(model.network, encoded, tmp_path)
+    assert len(stored.chunks) > 5 and sorted(i for chunk in stored.chunks for i in chunk) == list(range(50))
+    assert all(stored.load(n)["features"].nbytes <= 4096 for n in range(len(stored.chunks)))
+    monkeypatch.setattr(training, "IN_MEMORY", 0)
+    training.fit_exit_heads(model.network, stored, encoded)
+
+
+def test_the_pass_reports_its_progress(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reports = offramp.load(trained), []
+    encoded = model.prepare(factories.labelled_rows("classification", 50))
+    monkeypatch.setattr(training, "BATCH_TOKENS", 64)
+    with progress_listener(lambda done, total: reports.append((done, total))):
+        training.collect_states(model.network, encoded, tmp_path)
+    assert len(reports) > 5 and reports[-1] == (50, 50) and reports == sorted(reports)
+
+
 def test_two_defaults_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="only one"):
         offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", risk=0.05, budget=0.5)
 
 
 def test_measured_parts_are_times_of_a_layer_and_of_every_exit(trained: Path) -> None:
-    from offramp.nn.batches import Data
-
     model = offramp.load(trained)
     rows = factories.labelled_rows("classification", 5)
     layer, exits = command.measure_parts(model.network, Data(rows, model.prepare(rows)), rounds=2)

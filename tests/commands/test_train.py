@@ -17,6 +17,7 @@ from offramp.commands import train as training
 from offramp.commands.train import TrainRequest, read_training_rows, run_training
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
+from offramp.inference.finetuned import find_model
 from offramp.training import checkpoint
 from offramp.training.schedule import Schedule
 from offramp.utils.run_paths import is_run
@@ -198,3 +199,23 @@ def test_a_full_disk_is_one_message_and_leaves_no_damaged_file(arguments: dict[s
     printed = (tmp_path / "log").read_text()
     assert "File too large" in printed and "make room" in printed and "Traceback" not in printed
     assert factories.read_files(tmp_path / "run.partial").keys() == {"lock", "recipe.json"}
+
+
+def test_training_on_a_fine_tuned_model_mentions_attach(trained: Path, base: str, tmp_path: Path) -> None:
+    train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows("classification", 16))
+    news: list[dict[str, Any]] = []
+    for number, model in enumerate((trained, base)):
+        run_training(
+            TrainRequest(str(model), train, str(tmp_path / f"run{number}"), schedule=Schedule(epochs=1)),
+            listener=lambda **entries: news.append(entries),
+        )
+    heads = [entries["trained_head"] for entries in news if "trained_head" in entries]
+    assert heads == ["BertForSequenceClassification"]
+
+
+def test_a_plain_fine_tuned_model_as_init_points_to_attach(trained: Path, tmp_path: Path) -> None:
+    find_model(str(trained)).copy_to(tmp_path / "plain")
+    train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows("classification", 16))
+    request = TrainRequest("minilm", train, str(tmp_path / "run"), init=str(tmp_path / "plain"))
+    with pytest.raises(OfframpError, match="offramp attach"):
+        run_training(request)

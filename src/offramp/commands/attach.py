@@ -28,7 +28,7 @@ from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.replay import ExitRecording
 from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
 from offramp.data import readers as reading
-from offramp.data.tokenization import max_tokens
+from offramp.data.tokenization import Encoded, max_tokens
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
@@ -51,6 +51,7 @@ from offramp.utils.files import atomic_replace, write_text
 METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out for the operating points
 FEWEST = 60  # texts below which exits cannot be trained and tested
+SHORT_TEXT = 3  # tokens below which a text says little
 SMALL_DEPTH = 3  # layers below which exits hardly pay
 Listener = Callable[..., None]
 
@@ -166,10 +167,11 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     rows = _read_texts(request, source.task)
     held_out, training = _split(rows, request.seed)
     _check_counts(request, source.task, len(held_out))
+    labelled = _read_labelled(request, source.task)
     listener(task=source.task.name, texts=len(training), held_out=len(held_out))
     hf, tokenizer = source.load()
     task = source.task.with_tokenizer(tokenizer)
-    recipe = _recipe(request, rows)
+    recipe = {**_recipe(request, rows), "model_fingerprint": operating.weights_fingerprint(source.folder)}
     method, options = methods.get(METHOD), _options(request, task)
     torch.manual_seed(request.seed)
     network = folders.build_network(hf, task, method, options)
@@ -177,9 +179,10 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         parameter.requires_grad_(False)
     longest = max_tokens(tokenizer, network.encoder.positions, request.max_length)
     model = LoadedRun(network, tokenizer, method, options, longest, request.model)
+    encoded = task.encode(tokenizer, training, longest)
+    short = _check_lengths(encoded, tokenizer, request.text)
+    held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
     with locked_working_folder(Path(request.out), recipe, force) as partial:
-        encoded = task.encode(tokenizer, training, longest)
-        held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
         listener(stage="states", rows=len(encoded))
         stored = collect_states(network, encoded, partial / "states", request.seed)
         passed = time.perf_counter()
@@ -189,6 +192,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         listener(stage="points", rows=len(held_out))
         model, context, recording, why = _with_chosen_exits(request, model, held_data)
         points = _find_points(request, model, context, recording, default)
+        points = replace(points, warnings=(*points.warnings, *short))
         summary = {
             "task": task.name,
             "texts": len(training),
@@ -201,8 +205,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
                 "all": round(time.perf_counter() - started, 2),
             },
         }
-        if request.labels is not None:
-            summary["labelled"] = _score_labelled(request, model, points, default)
+        if labelled:
+            summary["labelled"] = _score_labelled(labelled, model, points, default)
         for warning in points.warnings:
             warnings.warn(warning, stacklevel=2)
         _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary})
@@ -238,12 +242,30 @@ def _read_texts(request: AttachRequest, task: Task) -> list[Row]:
         raise OfframpError(f"the columns {' and '.join(columns)}", f"{request.text} with {columns_found}", "see --pair")
     if columns == ("tokens",):
         rows = [row if "tokens" in row else {**row, "tokens": str(row.get("text", "")).split()} for row in rows]
-    kept: list[Row] = [row for row in rows if all(row.get(column) for column in columns)]
+    kept: list[Row] = [row for row in rows if all(_filled(row.get(column)) for column in columns)]
     if len(kept) < FEWEST:
         given = f"{len(kept)} usable rows in {request.text} (columns {' and '.join(columns)})"
         raise OfframpError(f"at least {FEWEST} texts to attach exits with", given, "give more texts; 1,000 do well")
     task.check_inputs(kept, request.text)
     return kept
+
+
+def _filled(value: Any) -> bool:
+    """Return whether a column of a row holds something to read."""
+    return bool(value.strip()) if isinstance(value, str) else bool(value)
+
+
+def _check_lengths(encoded: Sequence[Encoded], tokenizer: Any, source: str) -> list[str]:
+    """Refuse texts of which nothing is left but special tokens; return a warning if most are very short."""
+    special = set(tokenizer.all_special_ids)
+    lengths = [sum(token not in special for token in one.ids) for one in encoded]
+    middle = statistics.median(lengths)
+    if middle == 0:
+        given = f"{source}, where the tokenizer finds no known piece in most texts"
+        raise OfframpError("texts that the model can read", given, "give texts in the model's language and script")
+    if middle < SHORT_TEXT:
+        return [f"half of the texts have at most {middle:g} tokens: exits learn little from them"]
+    return []
 
 
 def _split(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
@@ -377,14 +399,18 @@ def _warnings(network: Network, points: OperatingPoints) -> list[str]:
     return found
 
 
-def _score_labelled(
-    request: AttachRequest, model: LoadedRun, points: OperatingPoints, default: Budget
-) -> dict[str, Any]:
-    """Return the metrics of the full model and of the default point on labelled rows."""
-    task, network = model.network.task, model.network
-    assert request.labels is not None
+def _read_labelled(request: AttachRequest, task: Task) -> list[Row]:
+    """Return the labelled rows, checked before any work is done; none where no file is given."""
+    if request.labels is None:
+        return []
     rows = [_known_label(task, row) for row in reading.read_rows(request.labels, columns=request.columns)]
     task.check_rows(rows, request.labels)
+    return rows
+
+
+def _score_labelled(rows: Sequence[Row], model: LoadedRun, points: OperatingPoints, default: Budget) -> dict[str, Any]:
+    """Return the metrics of the full model and of the default point on labelled rows."""
+    task, network = model.network.task, model.network
     data = Data(rows, task.encode(model.tokenizer, rows, model.max_length))
     engine = engines.make("torch", network.encoder)
     scores: dict[str, Any] = {"rows": len(rows)}

@@ -27,6 +27,7 @@ from offramp.evaluation.demo_data import bundled_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_for_training
+from offramp.inference.finetuned import trained_head
 from offramp.inference.model_card import render_model_card
 from offramp.inference.new_model import build_translation_model, create_model, is_model_configuration
 from offramp.inference.operating_points import OperatingPoints
@@ -39,6 +40,7 @@ from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.files import atomic_replace, check_not_input, write_text
+from offramp.utils.run_paths import is_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -259,8 +261,11 @@ def run_training(
     options = methods.configure(method.options, dict(request.options), method.name)
     check_output_free(Path(request.out), force)
     check_not_input(request.out, request.train, request.dev, request.init, request.model)
+    _check_init(request)
     rows = read_training_rows(request)
     recipe = _recipe(request, rows)
+    if request.init is None and request.new_model is None and (head := trained_head(request.model)) is not None:
+        listener(trained_head=head, model=request.model)
     model = build_model(request, method, options, rows)
     stages = _stages(request, model)
     if not rows.labelled and any(stage.needs_labels for stage in stages):
@@ -289,6 +294,16 @@ def run_training(
             _publish(Path(request.out), partial, model, points, {**recipe, **results})
         trainer.accelerator.wait_for_everyone()
     return TrainedRun(Path(request.out), model, points, progress.log)
+
+
+def _check_init(request: TrainRequest) -> None:
+    """Refuse a plain fine-tuned model as --init with what to do instead."""
+    if request.init is None or is_run(Path(request.init)) or not (Path(request.init) / "config.json").is_file():
+        return
+    if trained_head(request.init) is not None:
+        given = f"{request.init}, a fine-tuned model that is no Offramp run"
+        fix = f"run `offramp attach {request.init} --text FILE` to give it exits, or start from it with --model"
+        raise OfframpError("to start from an earlier run", given, fix)
 
 
 def build_model(request: TrainRequest, method: Method, options: Any, rows: TrainingRows) -> LoadedRun:

@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from offramp import backbones, tasks
+from offramp import backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.inference.hub import FILES, download
-from offramp.inference.run_folder import check_tokenizer_size, load_backbone_and_missing, load_tokenizer
+from offramp.inference.run_folder import (
+    check_tokenizer_size,
+    load_backbone_and_missing,
+    load_tokenizer,
+    read_description,
+    task_from_description,
+)
 from offramp.tasks import Task
 from offramp.utils.files import read_json
+from offramp.utils.run_paths import is_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,7 +80,31 @@ def find_model(source: str, texts: Sequence[str] = ("text",), revision: str | No
     _check_weights(folder, source)
     task = task_of_model(config, source, tuple(texts))
     backbones.find(config.get("model_type", "unknown"))
+    if is_run(folder):
+        task = _task_of_run(folder, source, task, tuple(texts))
     return FineTunedModel(folder, source, config, task)
+
+
+def _task_of_run(folder: Path, source: str, read: Task, texts: tuple[str, ...]) -> Task:
+    """Return the task of an Offramp run, which knows labels as they were given, if it fits the head."""
+    description = read_description(folder)
+    if not methods.get(description["method"]).hf_equal:
+        given = f"{source}, a run of {description['method']!r}, whose full model was never trained"
+        raise OfframpError("a fine-tuned model", given, "give a run of another method, e.g. full")
+    own = task_from_description(description)
+    fits = (own.auto_class, own.outputs) == (read.auto_class, read.outputs)
+    pair_given = len(texts) > 1 and texts != own.input_columns
+    return own if fits and not pair_given else read
+
+
+def trained_head(source: str) -> str | None:
+    """Return the class of a model that is fine-tuned for a task already, by its configuration; None for others."""
+    try:
+        config, _ = transformers.PreTrainedConfig.get_config_dict(source)
+    except (OSError, ValueError):
+        return None
+    architecture = str((config.get("architectures") or [""])[0])
+    return architecture if architecture.endswith(tuple(HEADS)) else None
 
 
 def _folder(source: str, revision: str | None) -> Path:

@@ -32,12 +32,13 @@ from offramp.training.forward import forward_all_layers
 from offramp.utils.files import atomic_replace
 from offramp.utils.progress import report_progress
 
-CHUNK_ROWS = 512  # rows of one file
+CHUNK_ROWS = 512  # rows of one file, at most
+CHUNK_BYTES = 64 << 20  # of states in one file, at most
 BATCH_TOKENS = 4096  # of one forward pass
 MAX_TOKENS = 150_000  # tokens whose states are kept for heads that answer for every token
 IN_MEMORY = 1 << 30  # bytes of stored states that are kept in memory while heads are trained
 EPOCHS, PATIENCE = 60, 6  # at most; epochs without a better head
-BATCH_ROWS = 128
+BATCH_ROWS, BATCH_ITEMS = 128, 4096  # of a training step, at most: rows; rows or tokens
 LEARNING_RATE, WEIGHT_DECAY = 2e-3, 1e-2
 VALIDATION = 10  # every tenth row chooses the epoch
 
@@ -76,18 +77,34 @@ def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, s
     order = np.random.default_rng(seed).permutation(len(encoded))
     if network.per_token:
         order = order[: _rows_within(order, encoded, MAX_TOKENS)]
-    chunks = tuple(tuple(order[i : i + CHUNK_ROWS].tolist()) for i in range(0, len(order), CHUNK_ROWS))
+    lengths = [len(one.ids) if network.per_token else 1 for one in encoded]
+    item = 2 * len(network.exit_heads) * network.encoder.hidden * (1 if network.per_token else 2)  # bytes
+    chunks = tuple(_groups(order.tolist(), lengths, CHUNK_ROWS, CHUNK_BYTES // item))
     stored, done = StoredStates(folder, chunks, network.per_token), 0
     network.eval()
     for number, indices in enumerate(chunks):
         path = stored._path(number)
         if not path.is_file():
-            content = _chunk(network, [encoded[i] for i in indices])
+            content = _chunk(network, [encoded[i] for i in indices], done, len(order))
             with atomic_replace(path) as temporary:
                 save_file(content, temporary)
         done += len(indices)
         report_progress(done, len(order))
     return stored
+
+
+def _groups(rows: Sequence[int], lengths: Sequence[int], most: int, items: int) -> Iterator[tuple[int, ...]]:
+    """Yield rows in their order, in groups of at most `most` rows and, unless a row alone has more, `items` items."""
+    group: list[int] = []
+    total = 0
+    for row in rows:
+        if group and (len(group) == most or total + lengths[row] > items):
+            yield tuple(group)
+            group, total = [], 0
+        group.append(row)
+        total += lengths[row]
+    if group:
+        yield tuple(group)
 
 
 def _rows_within(order: np.ndarray, encoded: Sequence[Encoded], tokens: int) -> int:
@@ -96,8 +113,8 @@ def _rows_within(order: np.ndarray, encoded: Sequence[Encoded], tokens: int) -> 
     return max(min(len(order), 200), int(np.searchsorted(total, tokens)))
 
 
-def _chunk(network: Network, encoded: Sequence[Encoded]) -> dict[str, Tensor]:
-    """Return features and logits of some rows, computed in batches of similar length."""
+def _chunk(network: Network, encoded: Sequence[Encoded], done: int, total: int) -> dict[str, Tensor]:
+    """Return features and logits of some rows, computed in batches of similar length; `done` of `total` rows are."""
     parts: dict[int, dict[str, Tensor]] = {}
     for indices in _batches([len(one.ids) for one in encoded]):
         packed = pack_rows(network.task, [encoded[i] for i in indices]).to(network.device)
@@ -109,6 +126,7 @@ def _chunk(network: Network, encoded: Sequence[Encoded]) -> dict[str, Tensor]:
             parts[index] = {"features": features[place], "logits": logits[place]}
             if marks is not None:
                 parts[index]["scored"] = marks[place]
+        report_progress(done + len(parts), total)
     names = parts[0].keys()
     content = {name: torch.cat([parts[i][name] for i in range(len(encoded))]).contiguous() for name in names}
     content["lengths"] = torch.tensor([len(one.ids) for one in encoded])
@@ -191,8 +209,9 @@ def _minibatches(
         rows = rows if rng is None else rng.permutation(rows)
         lengths = content["lengths"]
         starts = lengths.cumsum(0) - lengths
-        for begin in range(0, len(rows), BATCH_ROWS):
-            chosen = torch.from_numpy(rows[begin : begin + BATCH_ROWS])
+        counts = lengths.tolist() if stored.per_token else [1] * len(indices)
+        for group in _groups(rows.tolist(), counts, BATCH_ROWS, BATCH_ITEMS):
+            chosen = torch.tensor(group)
             items = chosen
             if stored.per_token:
                 items = torch.cat([torch.arange(int(starts[r]), int(starts[r] + lengths[r])) for r in chosen])

@@ -111,6 +111,9 @@ class TrainingDisplay:
             self._advance(news)
         elif "resuming" in news:
             print_note(f"going on with the unfinished run beside {news['resuming']}")
+        elif "trained_head" in news:
+            kept = "`offramp attach` gives it exits and keeps its answers"
+            print_note(f"{news['model']} is fine-tuned already ({news['trained_head']}) and is trained on; {kept}")
         elif "choosing" in news:
             self.close()
             print_note(f"choosing operating points on {news['choosing']} rows")
