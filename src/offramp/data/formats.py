@@ -156,7 +156,7 @@ class StandardInput:
 
     def ready(self) -> bool:
         """Return whether more can be read without waiting for whoever writes it."""
-        if self._complete or self._file is None or os.name == "nt":  # there, only sockets can be asked
+        if self._complete or self._file is None or os.name == "nt":  # there, select works on sockets only
             return True
         return bool(select.select([self._file], [], [], 0)[0])
 
