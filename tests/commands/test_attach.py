@@ -138,13 +138,13 @@ def test_an_interrupted_pass_continues_with_the_chunks_it_has(
     request = AttachRequest(str(trained), texts(tmp_path, "classification"), str(tmp_path / "run"), exits="1")
     calls = []
 
-    def run_chunk(network: Any, encoded: Any, *done: int, real: Any = training._chunk) -> Any:
+    def counted_chunk(network: Any, encoded: Any, *done: int, real: Any = training.run_chunk) -> Any:
         calls.append(len(encoded))
         if len(calls) == 3:
             raise KeyboardInterrupt
         return real(network, encoded, *done)
 
-    monkeypatch.setattr(training, "_chunk", run_chunk)
+    monkeypatch.setattr(training, "run_chunk", counted_chunk)
     with pytest.raises(KeyboardInterrupt):
         run_attach(request)
     run_attach(request)
@@ -331,7 +331,7 @@ def test_another_model_in_the_same_folder_does_not_continue_an_interrupted_pass(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    def run_chunk(network: Any, encoded: Any, *done: int, real: Any = training._chunk) -> Any:
+    def counted_chunk(network: Any, encoded: Any, *done: int, real: Any = training.run_chunk) -> Any:
         calls.append(len(encoded))
         return real(network, encoded, *done)
 

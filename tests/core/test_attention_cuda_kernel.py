@@ -31,7 +31,7 @@ def query(dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> Any:
 
 
 def test_cuda_kernel_serves_half_precision_on_cuda_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
+    monkeypatch.setattr(cuda_kernel, "varlen_kernel", lambda: kernel)
     assert cuda_kernel.serves(query(), AttentionOptions(HEADS)) and cuda_kernel.serves(
         query(torch.float16), AttentionOptions(HEADS)
     )
@@ -41,12 +41,12 @@ def test_cuda_kernel_serves_half_precision_on_cuda_and_nothing_else(monkeypatch:
     bias = torch.zeros(3)
     for more in ({"scores": True}, {"dropout": 0.1}, {"window": 3}, {"key_bias": bias}, {"relative": bias}):
         assert not cuda_kernel.serves(query(), AttentionOptions(HEADS, **more))
-    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: None)
+    monkeypatch.setattr(cuda_kernel, "varlen_kernel", lambda: None)
     assert not cuda_kernel.serves(query(), AttentionOptions(HEADS))
 
 
 def test_cuda_kernel_equals_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
+    monkeypatch.setattr(cuda_kernel, "varlen_kernel", lambda: kernel)
     torch.manual_seed(0)
     q, (k, v) = torch.randn(sum(Q), WIDTH), torch.randn(2, sum(K), WIDTH)
     where = layout(torch.tensor(K), places(K), torch.tensor(Q), places(Q))

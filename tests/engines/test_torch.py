@@ -67,7 +67,7 @@ def test_bfloat16_reaches_the_variable_length_kernel(monkeypatch: pytest.MonkeyP
         calls.append(serves(SimpleNamespace(is_cuda=True, dtype=query.dtype), plan))  # type: ignore[arg-type]  # as on a GPU
         return calls[-1]
 
-    monkeypatch.setattr(cuda_kernel, "_kernel", lambda: kernel)
+    monkeypatch.setattr(cuda_kernel, "varlen_kernel", lambda: kernel)
     monkeypatch.setattr(cuda_kernel, "serves", as_if_cuda)
     torch.manual_seed(0)
     x, where = torch.randn(sum(LENGTHS), encoder.hidden), layout(torch.tensor(LENGTHS), places(LENGTHS))

@@ -218,10 +218,10 @@ class State:
 
         events = []
         for event in self.trace:
-            mine = owned[event.rows.cpu()]
-            if bool(mine.any()):
-                rows = new_row[event.rows[mine.to(event.rows.device)]]
-                events.append(event._replace(rows=rows, tokens=event.tokens[mine], keys=event.keys[mine]))
+            selected = owned[event.rows.cpu()]
+            if bool(selected.any()):
+                rows = new_row[event.rows[selected.to(event.rows.device)]]
+                events.append(event._replace(rows=rows, tokens=event.tokens[selected], keys=event.keys[selected]))
         per_token = self.exit_heads.per_token
         exited = [
             group._replace(rows=new_row[group.rows], tokens=(new_token if per_token else new_row)[group.tokens])

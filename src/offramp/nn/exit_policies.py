@@ -40,11 +40,11 @@ class ExitOptions:
     pool: Pool = "meanmax"
     exit0: bool = True  # an exit on the embeddings, before any layer
     exits: tuple[int, ...] = ()  # layers with an exit head, 0: the embeddings; empty: every layer below the last
-    # the first exits of row classifiers know words and pairs of neighbours (two look-up tables)
+    # the first exits of row classifiers read words and pairs of neighbours (two look-up tables)
     bag_of_words: bool = True
     # tables are learned with the exit heads, or solved for before training (better for long rows)
     bag_of_words_training: BagOfWordsTraining = "learned"
-    bag_of_words_depth: int = 0  # the last layer whose exit knows words, each with its own tables
+    bag_of_words_depth: int = 0  # the last layer whose exit reads words, each with its own tables
     head_lr: float = 2e-3  # new heads learn faster than the pretrained backbone
 
     def __post_init__(self) -> None:

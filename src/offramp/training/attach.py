@@ -85,7 +85,7 @@ def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, s
     for number, indices in enumerate(chunks):
         path = stored._path(number)
         if not path.is_file():
-            content = _chunk(network, [encoded[i] for i in indices], done, len(order))
+            content = run_chunk(network, [encoded[i] for i in indices], done, len(order))
             with atomic_replace(path) as temporary:
                 save_file(content, temporary)
         done += len(indices)
@@ -113,7 +113,7 @@ def _rows_within(order: np.ndarray, encoded: Sequence[Encoded], tokens: int) -> 
     return max(min(len(order), 200), int(np.searchsorted(total, tokens)))
 
 
-def _chunk(network: Network, encoded: Sequence[Encoded], done: int, total: int) -> dict[str, Tensor]:
+def run_chunk(network: Network, encoded: Sequence[Encoded], done: int, total: int) -> dict[str, Tensor]:
     """Return features and logits of some rows, computed in batches of similar length; `done` of `total` rows are."""
     parts: dict[int, dict[str, Tensor]] = {}
     for indices in _batches([len(one.ids) for one in encoded]):
@@ -299,7 +299,7 @@ def _fit_deviation_unit(
 
 
 def _inner(head: nn.Module) -> ExitHead:
-    """Return the head that reads states, inside one that also knows words."""
+    """Return the head that reads states, inside one that also reads words."""
     inner = head.inner if isinstance(head, FittedBagOfWordsExit) else head
     assert isinstance(inner, ExitHead), "attached exits are plain heads"
     return inner

@@ -19,7 +19,7 @@ from offramp.core.layout import AttentionOptions, Ints, Layout
 
 
 @cache
-def _kernel() -> Callable[..., Any] | None:
+def varlen_kernel() -> Callable[..., Any] | None:
     """Return the kernel, if this torch has one whose order of additions does not depend on the batch."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -33,12 +33,12 @@ def serves(query: Tensor, plan: AttentionOptions) -> bool:
     if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or plan.dropout:
         return False
     plain = not plan.scores and plan.window is None and plan.key_bias is None and plan.relative is None
-    return plain and _kernel() is not None
+    return plain and varlen_kernel() is not None
 
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, where: Layout, plan: AttentionOptions) -> Tensor:
     """Return the mixture of each row's values for its queries."""  # [queries, hidden]
-    kernel = _kernel()
+    kernel = varlen_kernel()
     assert kernel is not None, "checked by `serves`"
     if "offsets" not in where.cache:
         both = (where.query_lengths, where.key_lengths)
