@@ -32,7 +32,7 @@ class ExitTable:
 
 @dataclass(frozen=True)
 class EvaluatedThresholds:
-    """ThresholdSpace vectors with their mean cost and score."""
+    """Threshold vectors with their mean cost and score."""
 
     thresholds: Array  # [settings, exits]; 0 closes an exit
     cost: Array  # [settings] mean MACs of a row

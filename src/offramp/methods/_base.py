@@ -54,7 +54,7 @@ class Method(ABC):
         """Return the stages of training, in order."""
 
     def prepare(self, network: Network, options: Any) -> None:  # noqa: B027  # most methods change nothing
-        """Change a network that was just loaded, by what its added modules say (such as pruned heads)."""
+        """Change a network that was just loaded, according to its added modules (such as pruned heads)."""
 
     def about(self, network: Network) -> dict[str, list[int]]:
         """Return numbers of each layer that a model card shows."""

@@ -32,7 +32,7 @@ class Gear:
     mean_exit_layer: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what an answer says of the gear it was computed in."""
+        """Return the fields by which an answer names the gear it was computed in."""
         return {"mac_share": self.mac_share, "expected_loss": self.loss}
 
 

@@ -90,7 +90,7 @@ class Ticket:
 
 @dataclass(eq=False)
 class RunningBatch:
-    """Rows that are computed together, and whose they are."""
+    """Rows that are computed together, with the ticket of each."""
 
     state: State
     lane: str
@@ -152,7 +152,7 @@ class Scheduler:
         return None
 
     def cancel(self, ticket: Ticket) -> None:
-        """Give an input up: it is dropped from the queue at once, or between segments. Thread-safe."""
+        """Cancel an input: it is dropped from the queue at once, or between segments. Thread-safe."""
         ticket.cancelled = True
         self._stop_waiting(ticket)
         self._check_running = True
