@@ -21,7 +21,7 @@ def command(
         str,
         typer.Option(help="budgets of the run: shares, 0.5, default, max-loss=0.01, max-disagreement=0.01, risk=0.01"),
     ] = "1.0,0.5,0.3",
-    engines: Annotated[str, typer.Option(help="engines of Offramp: auto, openvino, torch")] = "auto",
+    engines: Annotated[str, typer.Option(help="engines of Offramp: auto, native, openvino, torch")] = "auto",
     against: Annotated[
         str, typer.Option(help="other runtimes: hf, hf-compile, onnxruntime, openvino; or an engine of Offramp")
     ] = "hf,hf-compile,onnxruntime,openvino",

@@ -11,7 +11,7 @@ from offramp.errors import OfframpError
 
 
 def command(
-    run: Annotated[str | None, typer.Argument(help="a folder that `offramp train` wrote")] = None,
+    run: Annotated[str | None, typer.Argument(help="a run folder (of `offramp train` or `attach`)")] = None,
     *,
     env: Annotated[bool, typer.Option("--env", help="versions and hardware instead")] = False,
 ) -> None:
