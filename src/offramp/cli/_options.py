@@ -29,7 +29,7 @@ MaxDisagreement = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N rows")]
 Engine = Annotated[str, typer.Option(help="how layers are executed: auto, native, openvino or torch")]
-Precision = Annotated[str, typer.Option(help="precision of the layers: fp32, bf16 or int8; torch on a CPU has fp32 only")]
+Precision = Annotated[str, typer.Option(help="precision of the layers: fp32, bf16 or int8 (not torch on a CPU)")]
 Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all cores if left out")]
 Json = Annotated[str | None, typer.Option("--json", help="write the result to this file")]
 
