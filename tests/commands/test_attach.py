@@ -335,7 +335,7 @@ def test_another_model_in_the_same_folder_does_not_continue_an_interrupted_pass(
         calls.append(len(encoded))
         return real(network, encoded, *done)
 
-    monkeypatch.setattr(training, "_chunk", run_chunk)
+    monkeypatch.setattr(training, "run_chunk", counted_chunk)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "fit_exit_heads", interrupt)
         run_attach(request)
