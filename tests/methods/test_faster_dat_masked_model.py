@@ -119,10 +119,10 @@ def test_checkpoint_without_a_masked_head_gets_one_with_a_warning(tmp_path: Path
 
 
 def test_run_folder_gets_the_head_of_the_model_it_started_from(
-    model: MaskedModel, trained: Path, tmp_path: Path
+    model: MaskedModel, trained: Path, base: str, tmp_path: Path
 ) -> None:
     masked = MaskedModel(model.model.config, used_at_run_time=False)
-    masked.load(str(trained))
+    masked.load(str(trained), base)
     theirs = model.model.cls.predictions.transform.dense.weight
     assert not masked.has_new_head and torch.equal(masked.model.cls.predictions.transform.dense.weight, theirs)
     moved = Path(shutil.copytree(trained, tmp_path / "run"))

@@ -48,7 +48,8 @@ def comma_numbers(text: str, flag: str) -> tuple[int, ...]:
 
 
 def check_run(run: str) -> None:
-    """Refuse a run folder that does not exist before torch is imported; one being trained is refused later."""
-    if not Path(run).exists() and not working_folder(Path(run)).exists():
+    """Refuse a run folder that does not exist before torch is imported; later: names on the hub, unfinished runs."""
+    may_be_on_the_hub = "/" in run and not Path(run).parent.is_dir()
+    if not may_be_on_the_hub and not Path(run).exists() and not working_folder(Path(run)).exists():
         fix = "give the folder that `offramp train --out` wrote"
         raise OfframpError(f"the run folder {run!r}", "no such folder", fix)

@@ -24,11 +24,15 @@ RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(
 
 def command(
     *,
-    model: Annotated[str, typer.Option(help="a folder, a hub name, `minilm`; or a .json of a translation model")],
     train: Annotated[str, typer.Option(help="rows: .jsonl .csv .tsv .parquet (.gz), SQuAD .json, or a datasets name")],
     out: Annotated[str, typer.Option(help="where the run is written")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="a folder, a hub name, `minilm`; or a .json of a translation model; not needed with --init"),
+    ] = None,
     task: Annotated[
-        str | None, typer.Option(show_default="classification", help="also: tagging, question_answering, translation …")
+        str | None,
+        typer.Option(show_default="by the columns", help="classification, regression, tagging, question_answering …"),
     ] = None,
     method: Annotated[str | None, typer.Option(show_default="full", help=METHODS)] = None,
     dev: Annotated[str | None, typer.Option(help="rows to choose epochs and operating points on")] = None,

@@ -12,6 +12,7 @@ import torch
 from offramp.data.readers import read_rows
 from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, SilentWatcher, run_bench
 from offramp.evaluation.bench_figure import draw_bench
+from offramp.inference.run_folder import remembered_columns
 from offramp.utils.command_line import python_call
 from offramp.utils.files import check_not_input
 
@@ -68,7 +69,7 @@ def bench(
         threads or torch.get_num_threads(),
         memory,
     )
-    given = read_rows(str(data), columns=columns or {}, limit=rows)
+    given = read_rows(str(data), columns=columns, limit=rows, remembered=remembered_columns(run))
     with tempfile.TemporaryDirectory() as work:
         where = BenchOutput(Path(json) if json else None, work, command or python_call("bench", run, data=data))
         file = run_bench(str(run), given, str(data), plan, where, watcher or SilentWatcher())

@@ -28,6 +28,7 @@ from offramp.inference.budget import parse_latency
 from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import remembered_columns
 from offramp.nn.batches import Data
 from offramp.training.schedule import LARGEST_SEED
 
@@ -94,7 +95,7 @@ def calibrate(
             "one kind of calibration", given, "search first, then run `offramp calibrate` without --search"
         )
     timed = None if seconds is None else LatencyRequest(seconds, percentile, engine, precision, threads)
-    rows = read_rows(str(data), columns=columns or {}, limit=limit)
+    rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered_columns(run))
     if search:
         plan = SearchPlan(iterations, mutations, crossovers, seed)
         return search_run(str(run), rows, str(data), SearchRequest(plan, search_rows, resume), on_search, on_scoring)

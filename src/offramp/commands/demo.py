@@ -24,6 +24,7 @@ from offramp.evaluation.result_cells import Origin, hardware
 from offramp.inference import run_folder as folders
 from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
+from offramp.utils.command_line import short_path
 from offramp.utils.files import read_json, write_error, write_json, write_text
 from offramp.utils.run_paths import is_run
 
@@ -96,7 +97,7 @@ def _trained(run: Path, request: TrainRequest) -> bool:
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
     recipe = folders.read_recipe(run)
-    if is_run(run) and (recipe.get("train"), recipe.get("limit")) == (request.train, request.limit):
+    if is_run(run) and (recipe.get("train"), recipe.get("limit")) == (short_path(request.train), request.limit):
         return True
     raise OfframpError(f"to write the demo to {run}", "something else there", "choose another folder with --out")
 

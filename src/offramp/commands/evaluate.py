@@ -10,7 +10,7 @@ from offramp.data.readers import read_rows
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import read_recipe
+from offramp.inference.run_folder import read_recipe, remembered_columns
 from offramp.utils.command_line import python_call
 from offramp.utils.files import check_not_input, write_json
 
@@ -118,6 +118,7 @@ def _rows(
     command: str,
 ) -> tuple[list[dict[str, Any]], Origin]:
     """Read and check labelled rows; also return where results on them come from."""
-    rows = read_rows(str(data), columns=columns or {}, limit=limit)
+    remembered = remembered_columns(predictor.model.folder or run)
+    rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered)
     predictor.task.check_rows(rows, str(data))
     return rows, Origin(*data_and_split(str(data)), command, read_recipe(predictor.model.folder or run))

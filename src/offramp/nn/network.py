@@ -38,6 +38,7 @@ class Network:
     model_head: Head
     added: nn.ModuleDict  # a method's modules, under the keys of `nn.keys`
     newly_initialized: frozenset[str] = frozenset()  # parameters of `hf` that the checkpoint lacked
+    base_source: str | None = None  # of weights from an earlier run: the model which that run started from
     decoder: Decoder | None = None  # of sequence tasks, whose exits and depth are the decoder's
 
     @property

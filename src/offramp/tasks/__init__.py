@@ -97,6 +97,10 @@ class Task(ABC):
         """Return the task with what it must know of the tokenizer; most tasks need nothing."""
         return self
 
+    def with_model_labels(self, names: Sequence[str]) -> Task | None:
+        """Return the task with its labels in the order of a model's outputs; None if the model has other labels."""
+        return self if len(names) == self.outputs else None
+
     @abstractmethod
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         """Return token ids: one `Encoded` a row in order, or several with the same `example` (windows)."""

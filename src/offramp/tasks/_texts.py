@@ -52,6 +52,21 @@ def encode_columns(tokenizer: Tokenizer, rows: Rows, columns: Sequence[str], max
     return encode_texts(tokenizer, first, second, max_length)
 
 
+def label_order(labels: Sequence[Any], names: Sequence[str]) -> list[int] | None:
+    """Return which label belongs to each output of a model, whose outputs have these names; None if they differ.
+
+    Labels are compared as texts, then without regard to case. Labels 0, 1, 2 … are the numbers of the outputs.
+    """
+    texts = [str(label) for label in labels]
+    for form in (str, str.casefold):
+        places = {form(text): place for place, text in enumerate(texts)}
+        if len(places) == len(names) == len(labels) and places.keys() == {form(name) for name in names}:
+            return [places[form(name)] for name in names]
+    numbers = {str(int(label)) if isinstance(label, bool) else str(label): at for at, label in enumerate(labels)}
+    wanted = [str(number) for number in range(len(names))]
+    return [numbers[number] for number in wanted] if numbers.keys() == set(wanted) else None
+
+
 def row_error(source: str, number: int, given: str, fix: str) -> OfframpError:
     """Return the error for one row of a source."""
     return OfframpError(f"use the rows of {source}", f"row {number}: {given}", fix)

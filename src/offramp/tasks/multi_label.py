@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -90,6 +90,10 @@ class MultiLabelTask(Task):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(tuple(content["labels"]), tuple(content["texts"]))
+
+    def with_model_labels(self, names: Sequence[str]) -> Self | None:
+        order = _texts.label_order(self.labels, names)
+        return None if order is None else replace(self, labels=tuple(self.labels[place] for place in order))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return _texts.encode_columns(tokenizer, rows, self.texts, max_length)

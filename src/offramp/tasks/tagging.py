@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss
-from offramp.tasks._texts import check_unicode, row_error
+from offramp.tasks._texts import check_unicode, label_order, row_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,6 +92,10 @@ class TaggingTask(Task):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(tuple(content["tags"]))
+
+    def with_model_labels(self, names: Sequence[str]) -> Self | None:
+        order = label_order(self.tags, names)
+        return None if order is None else replace(self, tags=tuple(self.tags[place] for place in order))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return encode_words(tokenizer, [row["tokens"] for row in rows], max_length)

@@ -27,6 +27,18 @@ def short_path(path: str) -> str:
     return "/".join(Path(path).parts[-2:]) if path.startswith(("/", "~")) else path
 
 
+def model_name_of(source: str) -> str:
+    """Return a model's name without the folders of this machine; hub names and relative paths stay as they are.
+
+    A folder that is called "model" is named by the folder around it. One word is no name on the hub that a stranger
+    could own, so that nothing is ever downloaded under the name of a folder.
+    """
+    if not source.startswith(("/", "~")):
+        return source
+    parts = Path(source).parts
+    return parts[-2] if parts[-1] == "model" and len(parts) > 2 else parts[-1]
+
+
 def key_values(given: Iterable[str] | None, flag: str) -> dict[str, str]:
     """Return `key=value` items as a dictionary."""
     found = {}

@@ -80,7 +80,7 @@ class FasterDAT(Method):
         """Return fine-tuning at planned depths, for reconstruction after training the masked model."""
         masked, first = masked_model_of(network), list[Stage]()
         if masked is not None:
-            masked.load(network.hf.name_or_path)
+            masked.load(network.hf.name_or_path, network.base_source)
             layers = word_depths_of(network).layers
             first = [MaskedModelStage(network, "train masked model", options.head_lr, masked=masked, layers=layers)]
         return [*first, PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)]

@@ -48,12 +48,13 @@ class MaskedModel(nn.Module):
         self.register_buffer("mask_id", torch.tensor(-1))
         self.register_state_dict_post_hook(_drop_shared_tensors)
 
-    def load(self, source: str | None) -> None:
+    def load(self, source: str | None, base: str | None = None) -> None:
         """Read the masked model of a checkpoint, with its own head or a new one tied to the embeddings, and its mask
-        token. A run folder no longer has that head, so that the model the run started from is tried first."""
+        token. A run folder no longer has that head, so that the model the run started from (`base`, or what the folder
+        names) is tried first."""
         if not source:
             raise OfframpError(REQUEST, "a model that was not read from a checkpoint", FIX)
-        base = _started_from(source)
+        base = base or _started_from(source)
         found = None if base is None else _read_if_same(base, self.config)
         model, self.has_new_head, mask = found or _read(source)
         source = source if base is None or found is None else base
@@ -104,7 +105,8 @@ def _started_from(source: str) -> str | None:
         base = json.loads((Path(source) / "offramp.json").read_text(encoding="utf-8"))["base_model"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return base if isinstance(base, str) and base else None
+    known = isinstance(base, str) and (Path(base).is_dir() or "/" in base)  # a bare name is that of a folder elsewhere
+    return base if known else None
 
 
 def _read_if_same(source: str, config: Any) -> tuple[Any, bool, int] | None:
