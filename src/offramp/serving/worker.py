@@ -1,0 +1,119 @@
+"""A thread that drives one scheduler: it steps while there is work and hands over what is finished."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from offramp.data.tokenization import Encoded
+from offramp.serving.gears import Gear
+from offramp.serving.scheduler import Refusal, Scheduler, Ticket
+
+LOG = logging.getLogger("offramp.serving")
+TICK = 0.1  # seconds between two looks of an idle worker
+WARM_UP_ROWS = ((1, 16), (4, 24), (16, 32), (48, 32))  # rows and tokens of each; measured twice
+Clock = Callable[[], float]
+
+
+class Worker:
+    """Runs a scheduler in a thread of its own. `finished` is called in that thread after every step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        finished: Callable[[Worker, list[Ticket], float], None],
+        tick: Callable[[float], None],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.scheduler, self.finished, self.tick, self.clock = scheduler, finished, tick, clock
+        self.ready = threading.Event()
+        self.busy_seconds = 0.0
+        self.steps = 0
+        self._work = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="offramp-worker", daemon=True)
+        self._gears: Sequence[Gear] = ()
+
+    def start(self, gears: Sequence[Gear] = ()) -> None:
+        """Start the thread; it first warms up in these gears, then it is ready."""
+        self._gears = gears
+        self._thread.start()
+
+    def submit(self, tickets: Sequence[Ticket]) -> Refusal | None:
+        """Hand inputs to the scheduler, all or none."""
+        refusal = self.scheduler.submit(tickets, self.clock())
+        if refusal is None:
+            self._work.set()
+        return refusal
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Give an input up."""
+        self.scheduler.cancel(ticket)
+        self._work.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread after its current step; what still waits stays unanswered."""
+        self._stopping = True
+        self._work.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._warm_up()
+        except Exception:  # a model that cannot warm up will report its error to the first client
+            LOG.exception("warm-up failed")
+        self.ready.set()
+        while not self._stopping:
+            if self.scheduler.idle:
+                self._work.wait(TICK)
+                self._work.clear()
+                self.tick(self.clock())
+                if self.scheduler.idle:
+                    continue
+            try:
+                self.one_step()
+            except Exception:  # a bug must not end the thread: the next step goes on with the other inputs
+                LOG.exception("a step failed")
+
+    def one_step(self) -> None:
+        """Take one step and hand over what it finished."""
+        before = self.clock()
+        finished = self.scheduler.step(before)
+        after = self.clock()
+        self.scheduler.observe(after - before)
+        self.busy_seconds += after - before
+        self.steps += 1
+        self.tick(after)
+        if finished:
+            self.finished(self, finished, after)
+
+    def _warm_up(self) -> None:
+        """Run rows of several sizes in every gear: graphs are compiled, and the costs of steps become known."""
+        scheduler = self.scheduler
+        tokenizer = scheduler.predictor.model.tokenizer
+        special = set(tokenizer.all_special_ids)
+        ids = [number for number in range(min(len(tokenizer), 2000)) if number not in special] or [0]
+        longest = scheduler.predictor.model.max_length
+        gears = list(dict.fromkeys([*self._gears, scheduler.gears.full]))
+        for number in range(2):
+            for rows, tokens in WARM_UP_ROWS if scheduler.network.decoder is None else WARM_UP_ROWS[:1]:
+                for gear in gears if number == 0 else gears[-1:]:
+                    lengths = [max(1, min(longest, tokens - place % 5)) for place in range(rows)]
+                    tickets = [Ticket([_row(ids, length)], self.clock(), gear) for length in lengths]
+                    self._warm_up_with(tickets)
+        scheduler.depths.clear()
+
+    def _warm_up_with(self, tickets: Sequence[Ticket]) -> None:
+        self.scheduler.submit(tickets, self.clock())
+        while not self.scheduler.idle:
+            before = self.clock()
+            self.scheduler.step(before)
+            self.scheduler.observe(self.clock() - before)
+
+
+def _row(ids: Sequence[int], length: int) -> Encoded:
+    row = [ids[(7 * place + 3 * length) % len(ids)] for place in range(length)]
+    return Encoded(row, [0] * length, 0, list(range(length)), [(0, 0)] * length, 0)
