@@ -299,7 +299,9 @@ class Service:
             limit = self.settings.max_disagreement
             if limit is None and self.settings.budget.kind in ("risk", "disagreement"):
                 limit = self.settings.budget.value
-            self.watches[gear.key] = Watch(limit or NO_LIMIT, rate=self.settings.audit, idle_rate=self.settings.idle_audit)
+            self.watches[gear.key] = Watch(
+                limit or NO_LIMIT, rate=self.settings.audit, idle_rate=self.settings.idle_audit
+            )
         return self.watches[gear.key]
 
     def audited(self, audit: Work) -> None:

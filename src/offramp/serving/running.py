@@ -1,0 +1,97 @@
+"""The running process: a server that drains before it ends, and logs in lines of JSON without texts."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from offramp.serving.app import Server
+
+LOG = logging.getLogger("offramp.serving")
+KEEP_ALIVE = 30  # seconds that an idle connection is kept
+
+
+class JSONLines(logging.Formatter):
+    """Writes a log record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return time, level, event and the record's own fields."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to_stderr(level: str) -> None:
+    """Send the server's own log to standard error, one JSON object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JSONLines())
+    LOG.handlers, LOG.propagate = [handler], False
+    LOG.setLevel(level.upper())
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or Ctrl-C: not ready at once, open requests are finished, then the process ends with 0.
+
+    A second signal ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server, drain: float) -> None:
+        super().__init__(config)
+        self.server, self.drain = server, drain
+        self._until: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; end at once if that was under way."""
+        if self._until is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._until = time.monotonic() + self.drain
+        self.server.draining = True
+        LOG.info("draining", extra={"fields": {"open_requests": self.server.open_requests, "seconds": self.drain}})
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends now."""
+        ends: bool = await super().on_tick(counter)
+        if self._until is None:
+            return ends
+        left = self.server.open_requests
+        if left and time.monotonic() < self._until:
+            return ends
+        if left:
+            LOG.warning("not all requests were finished", extra={"fields": {"open_requests": left}})
+        return True
+
+
+def run_app(app: FastAPI, host: str, port: int, drain: float, max_connections: int) -> None:
+    """Serve until a signal ends it."""
+    server: Server = app.state.server
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=max_connections,
+        ws="none",
+    )
+    gc.collect()
+    gc.freeze()  # a pass over all objects of the libraries would take a quarter of a second
+    DrainingServer(config, server, drain).run()
+    LOG.info("ended")

@@ -1,0 +1,117 @@
+"""`offramp serve` as a function and as a process: addresses, keys, names, signals, logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from offramp.commands.serve import build, check_address, named_runs, parse_size
+from offramp.errors import OfframpError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.5"])
+def test_loopback_needs_no_key(host: str) -> None:
+    check_address(host, (), False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.4", "example.org", ""])
+def test_other_addresses_need_a_key_or_consent(host: str) -> None:
+    with pytest.raises(OfframpError, match="--api-key"):
+        check_address(host, (), False)
+    check_address(host, ("key",), False)
+    check_address(host, (), True)
+
+
+def test_runs_are_named_after_their_folders_or_as_given(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    assert named_runs([tmp_path / "trec", f"news={tmp_path}/agnews", tmp_path / "a=b"]) == {
+        "trec": tmp_path / "trec",
+        "news": tmp_path / "agnews",
+        "a=b": tmp_path / "a=b",
+    }
+    for wrong in ([], [tmp_path / "x", tmp_path / "y" / "x"], ["=folder"]):
+        with pytest.raises(OfframpError):
+            named_runs(wrong)
+
+
+@pytest.mark.parametrize(("size", "expected"), [("2MB", 2_000_000), ("500kB", 500_000), (17, 17), ("1.5 MB", 1_500_000)])
+def test_sizes_are_read(size: str | int, expected: int) -> None:
+    assert parse_size(size) == expected
+
+
+@pytest.mark.parametrize("size", ["two", "0", "-1MB", "inf", "3 miles"])
+def test_wrong_sizes_are_refused(size: str) -> None:
+    with pytest.raises(OfframpError):
+        parse_size(size)
+
+
+@pytest.mark.parametrize("wrong", [{"max_client_batch": 0}, {"workers": 0}, {"audit": 0.9}, {"slo": -1.0}])
+def test_wrong_limits_are_refused(wrong: dict[str, Any], trained: Path) -> None:
+    with pytest.raises(OfframpError):
+        build([trained], engine="torch", **wrong)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def process(trained: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`offramp serve` in a process of its own; options come from the environment."""
+    port = free_port()
+    environment = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_SLO": "30s", "OFFRAMP_ENGINE": "torch"}
+    command = [sys.executable, "-m", "offramp.cli", "serve", str(trained), "--drain", "20s"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as running:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                if httpx.get(address + "/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield running, address
+        running.kill()
+
+
+def test_sigterm_finishes_accepted_requests_and_ends_with_zero(process: tuple[subprocess.Popen[str], str]) -> None:
+    running, address = process
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client() as client:
+            while not stop.is_set():
+                try:
+                    statuses.append(client.post(address + "/predict", json={"inputs": "a secret film"}).status_code)
+                except httpx.ConnectError:
+                    return  # the server has ended: it did not accept this request
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert set(statuses) <= {200, 503} and statuses.count(200) > 0
+    assert running.stderr is not None
+    lines = [json.loads(line) for line in running.stderr.read().splitlines()]
+    events = [line["event"] for line in lines]
+    assert events[0] == "starting" and {"request", "draining", "ended"} <= set(events)
+    assert not any("secret" in json.dumps(line) for line in lines)
