@@ -78,6 +78,7 @@ class Server:
         self.metrics = Metrics(services)
         self.draining = False
         self.open_requests = 0
+        self.last_request = 0.0  # when one arrived, by the monotonic clock
 
     @property
     def ready(self) -> bool:
@@ -116,7 +117,7 @@ class Server:
     ) -> Response:
         """Answer one request in the shape of its protocol, whatever happens."""
         started = time.perf_counter()
-        self.open_requests += 1
+        self.open_requests, self.last_request = self.open_requests + 1, time.monotonic()
         inputs, model = 0, ""
         try:
             self.check_key(request)

@@ -16,6 +16,8 @@ from fastapi import FastAPI
 from offramp.serving.app import Server
 
 LOG = logging.getLogger("offramp.serving")
+QUIET = 0.3  # seconds without a request before the process ends: a request on its way is still read and refused
+LONGEST_QUIET = 2.0  # seconds that this is waited for
 KEEP_ALIVE = 30  # seconds that an idle connection is kept
 
 
@@ -68,8 +70,9 @@ class DrainingServer(uvicorn.Server):
         ends: bool = await super().on_tick(counter)
         if self._until is None:
             return ends
-        left = self.server.open_requests
-        if left and time.monotonic() < self._until:
+        left, now = self.server.open_requests, time.monotonic()
+        quiet = now - self.server.last_request >= QUIET or now >= self._until - self.drain + LONGEST_QUIET
+        if (left or not quiet) and now < self._until:
             return ends
         if left:
             LOG.warning("not all requests were finished", extra={"fields": {"open_requests": left}})
