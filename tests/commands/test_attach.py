@@ -131,6 +131,33 @@ def test_exits_are_chosen_by_expected_time(trained: Path, tmp_path: Path) -> Non
     assert 1 <= len(run.summary["exits"]) <= 3 and "milliseconds" in run.summary["why"]
 
 
+def test_exits_are_chosen_by_compute_where_none_saves_time(
+    fine_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure_parts", lambda network, held: (0.01, [9.0] * len(network.exit_heads)))
+    with pytest.warns(UserWarning, match="no exits save time"):
+        run = offramp.attach(fine_tuned, texts(tmp_path, "classification", 400), tmp_path / "run")
+    assert run.points.disagreement_point_for(0.02).mac_share < 0.6
+
+
+@pytest.mark.parametrize("kind", ["tagging", "question_answering"])
+def test_answers_for_tokens_are_learned_and_cost_less(kind: str, base: str, tmp_path: Path) -> None:
+    train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows(kind, 300))
+    offramp.train(model=base, train=train, out=tmp_path / "first", task=kind, epochs=5, lr=0.003, batch_size=16)
+    run = offramp.attach(tmp_path / "first", texts(tmp_path, kind, 500), tmp_path / "run")
+    model, rows = offramp.load(run.folder), factories.labelled_rows(kind, 60, seed=99)
+    full, cheap = model.predict(rows, budget=1.0), model.predict(rows, max_disagreement=0.02)
+    assert np.mean(model.task.disagreement(cheap, full)) <= 0.02
+    assert sum(one["macs"] for one in cheap) < 0.7 * sum(one["macs"] for one in full)
+
+
+def test_exits_of_a_model_of_numbers_are_chosen(every_task: dict[str, Path], tmp_path: Path) -> None:
+    run = offramp.attach(every_task["regression"], texts(tmp_path, "regression"), tmp_path / "run")
+    assert 1 <= len(run.summary["exits"]) <= 4 and "value" in offramp.load(run.folder).predict(["a good film"])[0]
+    shares = [point.mac_share for point in run.points.disagreements]
+    assert shares == sorted(shares, reverse=True), "a stricter limit is never cheaper"
+
+
 def test_an_interrupted_pass_continues_with_the_chunks_it_has(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,10 @@ def find_disagreement_points(
     evaluate = disagreement_evaluator(*testing)
     tested = [(settings, *evaluate(settings)) for settings in [asdict(method.settings()), *candidates]]
     layers = [_mean_exit_layer(testing, settings) for settings, _, _ in tested]
-    points = [_point_for(limit, tested, layers, task.disagreement_is_binary) for limit in limits]
+    points: list[DisagreementPoint] = []
+    for limit in sorted(limits, reverse=True):  # a stricter limit is never cheaper than a looser one
+        cheapest = points[0].mac_share if points else 0.0
+        points.insert(0, _point_for(limit, tested, layers, task.disagreement_is_binary, cheapest))
     operating = [
         OperatingPoint(settings, share, 1.0 - float(losses.mean()), layer, 1.0 - float(losses.mean()))
         for (settings, losses, share), layer in zip(tested, layers, strict=True)
@@ -78,7 +81,11 @@ def find_disagreement_points(
 
 
 def _point_for(
-    limit: float, tested: Sequence[tuple[Settings, Floats, float]], layers: Sequence[float], binary: bool
+    limit: float,
+    tested: Sequence[tuple[Settings, Floats, float]],
+    layers: Sequence[float],
+    binary: bool,
+    cheapest: float = 0.0,
 ) -> DisagreementPoint:
     chosen, proven = 0, False
     for index, (_, losses, _) in enumerate(tested):
@@ -86,7 +93,9 @@ def _point_for(
             break
         chosen, proven = index, True
     if not proven:  # too few rows for a proof: the cheapest setting whose estimate fits
-        fitting = [i for i, (_, losses, _) in enumerate(tested) if float(losses.mean()) <= limit]
+        fitting = [
+            i for i, (_, losses, share) in enumerate(tested) if float(losses.mean()) <= limit and share >= cheapest
+        ]
         chosen = min(fitting, key=lambda i: tested[i][2]) if fitting else 0
     settings, losses, share = tested[chosen]
     return DisagreementPoint(
@@ -124,7 +133,8 @@ def choose_exits(
     """Return the few exits that minimise the expected time of a row at a limit of disagreement, and the times compared.
 
     Exits are added one by one, each time the one that saves most, until no exit saves more than its head takes on this
-    machine: `layer_ms` a layer, `exit_ms` the head of every exit. `uncertainties` are [exits, rows].
+    machine: `layer_ms` a layer, `exit_ms` the head of every exit. `uncertainties` are [exits, rows]. Where no exit
+    saves time, none is returned.
     """
     layers = sorted(context.network.exit_heads)
     table = exit_table(context.network, recording, context.data, uncertainties)
@@ -145,7 +155,7 @@ def choose_exits(
         compared[",".join(str(layers[n]) for n in chosen)] = best
     every = _expected_ms(table, list(range(len(layers))), times, exit_ms, limit)
     compared["every layer"] = every
-    return [layers[number] for number in chosen] or [layers[-1]], compared
+    return [layers[number] for number in chosen], compared
 
 
 def _expected_ms(table: ExitTable, chosen: list[int], times: Floats, exit_ms: Sequence[float], limit: float) -> float:

@@ -51,6 +51,7 @@ from offramp.utils.files import atomic_replace, write_text
 METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out for the operating points
 FEWEST = 60  # texts below which exits cannot be trained and tested
+NO_TIME_SAVED = "no exits save time on this machine"
 SHORT_TEXT = 3  # tokens below which a text says little
 SMALL_DEPTH = 3  # layers below which exits hardly pay
 Listener = Callable[..., None]
@@ -192,7 +193,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         listener(stage="points", rows=len(held_out))
         model, context, recording, why = _with_chosen_exits(request, model, held_data)
         points = _find_points(request, model, context, recording, default)
-        points = replace(points, warnings=(*points.warnings, *short))
+        slow = [f"{NO_TIME_SAVED}: they save compute only"] if why.startswith(NO_TIME_SAVED) else []
+        points = replace(points, warnings=(*points.warnings, *short, *slow))
         summary = {
             "task": task.name,
             "texts": len(training),
@@ -305,9 +307,22 @@ def _with_chosen_exits(
     chosen, compared = choose_exits(context, recording, uncertainties, layer_ms, exit_ms)
     listed = "; ".join(f"exits {name}: {ms:.2f}" for name, ms in compared.items())
     why = f"expected milliseconds of a row at 1 % disagreement on this machine — {listed}"
+    if not chosen:  # where a head takes as long as a layer: exits that save compute, for other machines
+        layer_macs, exit_macs = _macs_of_parts(model.network, held)
+        chosen, _ = choose_exits(context, recording, uncertainties, layer_macs, exit_macs)
+        chosen = chosen or [max(model.network.exit_heads)]
+        why = f"{NO_TIME_SAVED}, so they were chosen by compute; {why}"
     model = _keep_exits(model, chosen)
     context = replace(context, network=model.network)
     return model, context, context.record(), why
+
+
+def _macs_of_parts(network: Network, data: Data) -> tuple[float, list[float]]:
+    """Return the MACs of a layer and of every exit head for one row of median length."""
+    tokens = statistics.median(len(one.ids) for one in data.encoded)
+    layer, heads = network.layer_cost(1), [network.exit_cost(number) for number in sorted(network.exit_heads)]
+    whole = (layer.query + layer.key + layer.feed) * tokens + layer.pair * tokens * tokens
+    return whole, [head.row + head.token * tokens for head in heads]
 
 
 def measure_parts(network: Network, data: Data, rounds: int = 9) -> tuple[float, list[float]]:

@@ -214,11 +214,17 @@ def _minibatches(
             chosen = torch.tensor(group)
             items = chosen
             if stored.per_token:
-                items = torch.cat([torch.arange(int(starts[r]), int(starts[r] + lengths[r])) for r in chosen])
+                items = _items_of(starts[chosen], lengths[chosen])
             tokens: dict[str, Tensor] = {SCORED: content["scored"][items]} if "scored" in content else {}
             packed = Packed(torch.empty(0), lengths[chosen], {}, tokens)
             own = None if offsets is None else offsets[torch.from_numpy(indices)[chosen]]
             yield _Minibatch(content["features"][items].float(), content["logits"][items], packed, own)
+
+
+def _items_of(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the places of all tokens of some rows, row by row."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 def _logits(heads: dict[int, ExitHead], layer: int, place: int, batch: _Minibatch) -> Tensor:
