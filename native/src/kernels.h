@@ -7,6 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// Loops over the rows and vectors of a tile are unrolled completely: otherwise its sums would not stay in registers.
+#if defined(__clang__)
+#define OFFRAMP_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OFFRAMP_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace offramp {
 
 constexpr std::size_t kPanel = 32;       // columns of a weight matrix that are stored, and computed, together

@@ -14,7 +14,7 @@ constexpr std::size_t kTileVectors = 2;
 void quantise_row(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale) {
   const ByteScale own = byte_scale(row, count);
   *scale = own.step;
-  store_quantised(row, count, padded, bytes, own.inverse, 0);
+  store_quantised(row, count, padded, bytes, own.inverse);
 }
 
 // Eight columns by four inputs in one register. The instruction multiplies unsigned by signed bytes and adds neighbours
@@ -27,25 +27,32 @@ void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel)
   const __m256i ones = _mm256_set1_epi16(1);
   for (std::size_t column = 0; column < kPanel; column += kVectors * 8) {
     __m256i sums[Rows][kVectors];
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r)
+      OFFRAMP_UNROLL
       for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm256_setzero_si256();
     for (std::size_t k = 0; k < p.inputs; k += kByteGroup) {
       __m256i group[kVectors];
+      OFFRAMP_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         const std::int8_t* const from = weights + k * kPanel + (column + v * 8) * kByteGroup;
         group[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
       }
+      OFFRAMP_UNROLL
       for (int r = 0; r < Rows; ++r) {
         std::int32_t four;
         __builtin_memcpy(&four, input + r * p.input_stride + k, sizeof four);
         const __m256i value = _mm256_set1_epi32(four), size = _mm256_abs_epi8(value);
+        OFFRAMP_UNROLL
         for (int v = 0; v < kVectors; ++v) {
           const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(group[v], value));
           sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
         }
       }
     }
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r)
+      OFFRAMP_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         const std::size_t row = first_row + r, place = panel * kPanel + column + v * 8;
         const Vector sum = {_mm256_cvtepi32_ps(sums[r][v])};

@@ -11,43 +11,68 @@ constexpr std::size_t kTileVectors = 2;
 #include "vector_avx512.h"
 #include "kernels_body.h"
 
+// Written as assembly because g++ 12 copies every sum before the intrinsic and then runs out of registers, which halves
+// the speed of tall tiles.
+inline void add_products(__m512i& sums, __m512i inputs, __m512i weights) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
+}
+
 // The instruction takes unsigned inputs: they are stored 128 too large, and 128 times the sum of a column's weights is
 // subtracted in the end. All of it is exact.
 template <int Rows>
-void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel) {
+void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel, std::size_t next_panel) {
   const std::uint8_t* const input = static_cast<const std::uint8_t*>(p.input) + first_row * p.input_stride;
   const std::int8_t* weights = static_cast<const std::int8_t*>(p.weights) + panel * p.inputs * kPanel;
+  const std::int8_t* next = static_cast<const std::int8_t*>(p.weights) + next_panel * p.inputs * kPanel;
   __m512i sums[Rows][kTileVectors];
+  OFFRAMP_UNROLL
   for (int r = 0; r < Rows; ++r)
+    OFFRAMP_UNROLL
     for (std::size_t v = 0; v < kTileVectors; ++v) sums[r][v] = _mm512_setzero_si512();
   for (std::size_t k = 0; k < p.inputs; k += kByteGroup) {
     __m512i group[kTileVectors];
-    for (std::size_t v = 0; v < kTileVectors; ++v) group[v] = _mm512_loadu_si512(weights + v * 64);
+    OFFRAMP_UNROLL
+    for (std::size_t v = 0; v < kTileVectors; ++v) {
+      group[v] = _mm512_loadu_si512(weights + v * 64);
+      __builtin_prefetch(next + v * 64, 0, 2);
+    }
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r) {
       std::int32_t four;
       __builtin_memcpy(&four, input + r * p.input_stride + k, sizeof four);
       const __m512i value = _mm512_set1_epi32(four);
-      for (std::size_t v = 0; v < kTileVectors; ++v) sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], value, group[v]);
+      OFFRAMP_UNROLL
+      for (std::size_t v = 0; v < kTileVectors; ++v) add_products(sums[r][v], value, group[v]);
     }
     weights += kByteGroup * kPanel;
+    next += kByteGroup * kPanel;
   }
+  __m512i excess[kTileVectors];
+  Vector step[kTileVectors];
+  OFFRAMP_UNROLL
   for (std::size_t v = 0; v < kTileVectors; ++v) {
     const std::size_t place = panel * kPanel + v * Vector::width;
-    const __m512i excess = _mm512_slli_epi32(_mm512_loadu_si512(p.weight_sum + place), 7);
-    const Vector step = Vector::load(p.weight_scale + place);
-    for (int r = 0; r < Rows; ++r) {
-      const Vector sum = {_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][v], excess))};
-      finish(p, first_row + r, place, sum * (Vector::all(p.input_scale[first_row + r]) * step));
+    excess[v] = _mm512_slli_epi32(_mm512_loadu_si512(p.weight_sum + place), 7);
+    step[v] = Vector::load(p.weight_scale + place);
+  }
+  OFFRAMP_UNROLL
+  for (int r = 0; r < Rows; ++r) {
+    const Vector own_step = Vector::all(p.input_scale[first_row + r]);
+    OFFRAMP_UNROLL
+    for (std::size_t v = 0; v < kTileVectors; ++v) {
+      const Vector sum = {_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][v], excess[v]))};
+      finish(p, first_row + r, panel * kPanel + v * Vector::width, sum * (own_step * step[v]));
     }
   }
 }
 
 template <int Rows>
-inline void byte_rows(const MatrixProduct& p, std::size_t first_row, std::size_t rows, std::size_t panel) {
+inline void byte_rows(const MatrixProduct& p, std::size_t first_row, std::size_t rows, std::size_t panel,
+                      std::size_t next_panel) {
   if (rows == Rows) {
-    byte_tile<Rows>(p, first_row, panel);
+    byte_tile<Rows>(p, first_row, panel, next_panel);
   } else if constexpr (Rows > 1) {
-    byte_rows<Rows - 1>(p, first_row, rows, panel);
+    byte_rows<Rows - 1>(p, first_row, rows, panel, next_panel);
   }
 }
 
@@ -55,13 +80,9 @@ inline void byte_rows(const MatrixProduct& p, std::size_t first_row, std::size_t
 
 void avx512_vnni_product(const MatrixProduct& p) {
   using namespace avx512_vnni;
-  const std::size_t tiles = (p.rows + kTileRows - 1) / kTileRows;
-  for (std::size_t panel = 0; panel < p.panels; ++panel) {
-    for (std::size_t tile = 0; tile < tiles; ++tile) {
-      const std::size_t first = tile * p.rows / tiles, last = (tile + 1) * p.rows / tiles;
-      byte_rows<kTileRows>(p, first, last - first, panel);
-    }
-  }
+  for_tiles(p, [&](std::size_t first, std::size_t rows, std::size_t panel, std::size_t next) {
+    byte_rows<kTileRows>(p, first, rows, panel, next);
+  });
 }
 
 void avx512_vnni_quantise_row(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes,
@@ -69,7 +90,21 @@ void avx512_vnni_quantise_row(const float* row, std::size_t count, std::size_t p
   using namespace avx512_vnni;
   const ByteScale own = byte_scale(row, count);
   *scale = own.step;
-  store_quantised(row, count, padded, bytes, own.inverse, 0x80);
+  const Vector factor = Vector::all(own.inverse);
+  const __m512i offset = _mm512_set1_epi32(128);
+  // Conversion rounds to the nearest, and no product lies beyond 127.
+  const auto unsigned_bytes = [&](Vector values) {
+    return _mm512_cvtusepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32((values * factor).v), offset));
+  };
+  std::size_t i = 0;
+  for (; i + Vector::width <= count; i += Vector::width)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), unsigned_bytes(Vector::load(row + i)));
+  if (i < padded) {  // the rest, and zeros behind it; less than a vector of both
+    std::uint8_t last[Vector::width];
+    const Vector rest = Vector::load_part(row + i, count - i, Vector::zero());
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(last), unsigned_bytes(rest));
+    for (std::size_t lane = 0; i + lane < padded; ++lane) bytes[i + lane] = last[lane];
+  }
 }
 
 }  // namespace offramp

@@ -80,31 +80,45 @@ inline void finish(const MatrixProduct& p, std::size_t row, std::size_t column, 
   value.store(p.output + row * p.output_stride + column);
 }
 
-// Sums of a tile: every output adds its products in the order of the inputs, whatever the height of the tile.
+// Sums of a tile: every output adds its products in the order of the inputs, whatever the height of the tile. Weights
+// that will be needed next, at `next`, are fetched into the second-level cache meanwhile.
 template <int Rows>
 inline void sum_tile(const float* input, std::size_t input_stride, const float* weights, std::size_t weight_stride,
-                     std::size_t inputs, Vector (&sums)[Rows][kTileVectors]) {
+                     std::size_t inputs, const float* next, Vector (&sums)[Rows][kTileVectors]) {
+  OFFRAMP_UNROLL
   for (int r = 0; r < Rows; ++r)
+    OFFRAMP_UNROLL
     for (std::size_t v = 0; v < kTileVectors; ++v) sums[r][v] = Vector::zero();
   for (std::size_t k = 0; k < inputs; ++k) {
     Vector column[kTileVectors];
-    for (std::size_t v = 0; v < kTileVectors; ++v) column[v] = Vector::load(weights + v * Vector::width);
+    OFFRAMP_UNROLL
+    for (std::size_t v = 0; v < kTileVectors; ++v) {
+      column[v] = Vector::load(weights + v * Vector::width);
+      __builtin_prefetch(next + v * Vector::width, 0, 2);
+    }
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r) {
       const Vector value = Vector::all(input[r * input_stride + k]);
+      OFFRAMP_UNROLL
       for (std::size_t v = 0; v < kTileVectors; ++v) sums[r][v] = Vector::fma(value, column[v], sums[r][v]);
     }
     weights += weight_stride;
+    next += weight_stride;
   }
 }
 
+// `next_panel` is the panel that will be needed after this tile, or the same one.
 template <int Rows>
-void product_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel) {
+void product_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel, std::size_t next_panel) {
   const float* input = static_cast<const float*>(p.input) + first_row * p.input_stride;
   const float* weights = static_cast<const float*>(p.weights) + panel * p.inputs * kPanel;
+  const float* next = static_cast<const float*>(p.weights) + next_panel * p.inputs * kPanel;
   for (std::size_t column = 0; column < kPanel; column += kTileColumns) {
     Vector sums[Rows][kTileVectors];
-    sum_tile<Rows>(input, p.input_stride, weights + column, kPanel, p.inputs, sums);
+    sum_tile<Rows>(input, p.input_stride, weights + column, kPanel, p.inputs, next + column, sums);
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r)
+      OFFRAMP_UNROLL
       for (std::size_t v = 0; v < kTileVectors; ++v)
         finish(p, first_row + r, panel * kPanel + column + v * Vector::width, sums[r][v]);
   }
@@ -112,22 +126,32 @@ void product_tile(const MatrixProduct& p, std::size_t first_row, std::size_t pan
 
 // Calls the tile of the right height: heights are compile-time numbers so that sums stay in registers.
 template <int Rows>
-inline void product_rows(const MatrixProduct& p, std::size_t first_row, std::size_t rows, std::size_t panel) {
+inline void product_rows(const MatrixProduct& p, std::size_t first_row, std::size_t rows, std::size_t panel,
+                         std::size_t next_panel) {
   if (rows == Rows) {
-    product_tile<Rows>(p, first_row, panel);
+    product_tile<Rows>(p, first_row, panel, next_panel);
   } else if constexpr (Rows > 1) {
-    product_rows<Rows - 1>(p, first_row, rows, panel);
+    product_rows<Rows - 1>(p, first_row, rows, panel, next_panel);
+  }
+}
+
+// Calls run(first_row, rows, panel, next_panel) for all tiles of a product, tiles of nearly equal heights.
+template <class Run>
+inline void for_tiles(const MatrixProduct& p, const Run& run) {
+  const std::size_t tiles = (p.rows + kTileRows - 1) / kTileRows;
+  for (std::size_t panel = 0; panel < p.panels; ++panel) {
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+      const std::size_t first = tile * p.rows / tiles, last = (tile + 1) * p.rows / tiles;
+      const bool moves_on = tile + 1 == tiles && panel + 1 < p.panels;
+      run(first, last - first, panel, moves_on ? panel + 1 : panel);
+    }
   }
 }
 
 void product_f32(const MatrixProduct& p) {
-  const std::size_t tiles = (p.rows + kTileRows - 1) / kTileRows;
-  for (std::size_t panel = 0; panel < p.panels; ++panel) {
-    for (std::size_t tile = 0; tile < tiles; ++tile) {  // of nearly equal heights
-      const std::size_t first = tile * p.rows / tiles, last = (tile + 1) * p.rows / tiles;
-      product_rows<kTileRows>(p, first, last - first, panel);
-    }
-  }
+  for_tiles(p, [&](std::size_t first, std::size_t rows, std::size_t panel, std::size_t next) {
+    product_rows<kTileRows>(p, first, rows, panel, next);
+  });
 }
 
 // Rows of a small product with plain matrices: output[r] = input[r] · weights, columns in steps of a tile.
@@ -136,8 +160,10 @@ inline void small_product(const float* input, std::size_t input_stride, const fl
                           std::size_t inputs, float* output, std::size_t output_stride, std::size_t columns) {
   for (std::size_t column = 0; column < columns; column += kTileColumns) {
     Vector sums[Rows][kTileVectors];
-    sum_tile<Rows>(input, input_stride, weights + column, weight_stride, inputs, sums);
+    sum_tile<Rows>(input, input_stride, weights + column, weight_stride, inputs, weights + column, sums);
+    OFFRAMP_UNROLL
     for (int r = 0; r < Rows; ++r)
+      OFFRAMP_UNROLL
       for (std::size_t v = 0; v < kTileVectors; ++v)
         sums[r][v].store(output + r * output_stride + column + v * Vector::width);
   }
@@ -324,9 +350,9 @@ inline ByteScale byte_scale(const float* row, std::size_t count) {
   return {most / 127.0f, most > 0.0f ? 127.0f / most : 0.0f};
 }
 
-// Bytes as signed numbers; `flip` turns them into unsigned ones that are larger by 128.
-inline void store_quantised(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float inverse,
-                            std::uint8_t flip) {
+// Bytes as signed numbers.
+inline void store_quantised(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes,
+                            float inverse) {
   const Vector factor = Vector::all(inverse);
   const Vector most = Vector::all(127.0f), least = Vector::all(-127.0f);
   const auto whole_number = [&](Vector value) { return Vector::min(Vector::max((value * factor).rounded(), least), most); };
@@ -339,6 +365,4 @@ inline void store_quantised(const float* row, std::size_t count, std::size_t pad
     for (std::size_t lane = 0; i + lane < count; ++lane) bytes[i + lane] = static_cast<std::uint8_t>(last[lane]);
   }
   for (i = count; i < padded; ++i) bytes[i] = 0;
-  if (flip != 0)
-    for (i = 0; i < padded; ++i) bytes[i] ^= flip;
 }

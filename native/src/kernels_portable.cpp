@@ -12,7 +12,7 @@ constexpr std::size_t kTileVectors = 2;
 void quantise_row(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale) {
   const ByteScale own = byte_scale(row, count);
   *scale = own.step;
-  store_quantised(row, count, padded, bytes, own.inverse, 0);
+  store_quantised(row, count, padded, bytes, own.inverse);
 }
 
 void product_i8(const MatrixProduct& p) {
