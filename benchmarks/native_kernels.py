@@ -138,7 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="6x384,12x384,12x768")
     parser.add_argument("--shapes", default="1x1,1x8,1x16,1x32,1x64,1x128,1x256,32x16,32x32")
-    default = "native-fp32,native-bf16,native-int8,torch-fp32,openvino-fp32,openvino-int8,onnxruntime-fp32,onnxruntime-int8"
+    default = (
+        "native-fp32,native-bf16,native-int8,torch-fp32,openvino-fp32,openvino-int8,onnxruntime-fp32,onnxruntime-int8"
+    )
     parser.add_argument("--contenders", default=default)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each contender and shape")

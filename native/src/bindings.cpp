@@ -477,7 +477,9 @@ class PyEncoder {
       use(rule.exits[number]);
       if (own[rule.exits[number]]->outputs() != outputs) throw std::invalid_argument("all heads need the same outputs");
     }
-    if (rule.measure == Measure::exit_unit) {
+    bool consults = false;
+    for (std::size_t number = 0; number < rule.exits.size(); ++number) consults = consults || rule.consults(number);
+    if (rule.measure == Measure::exit_unit && consults) {
       if (exit_unit == nullptr) throw std::invalid_argument("this rule needs an exit unit");
       exit_unit->check(hidden, encoder_->embeddings().word_count);
       if (exit_unit->head->outputs() != 1) throw std::invalid_argument("an exit unit has one output");

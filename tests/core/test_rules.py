@@ -14,7 +14,7 @@ from offramp.core.engine import ExitHeads, RuleResult
 from offramp.core.loop import run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy
-from offramp.core.rules import ExitRule
+from offramp.core.rules import ExitRule, RuleTrace
 from offramp.engines.torch import TorchEngine
 from offramp.nn.batches import pack_rows
 from tests import factories
@@ -90,6 +90,23 @@ def test_a_rule_run_whole_equals_stepping(measure: str) -> None:
     assert torch.allclose(ours, theirs, rtol=1e-12)
     kept = [cost.tokens_kept(result.trace, net.depth, packed.count) for result in (whole, stepped)]
     assert torch.equal(*kept)
+    assert torch.equal(*(cost.tokens_fed(result.trace, net.depth) for result in (whole, stepped)))
+    events = [[(e.kind, e.layer, e.rows.tolist(), e.tokens.tolist()) for e in r.trace] for r in (whole, stepped)]
+    assert events[0] == events[1]
+
+
+@pytest.mark.parametrize("measure", RULES)
+def test_sums_of_a_trace_equal_those_of_its_events(measure: str) -> None:
+    name, values = RULES[measure]
+    net, method = factories.network(name), methods.get(name)
+    rule = method.policy(net, methods.configure(method.settings, values, name)).rule()
+    assert rule is not None
+    for lengths, exits in (((9, 3, 17, 5), (0, 3, 1, 2)), ((7,), (2,)), ((7,), (0,)), ((4, 4), (3, 3))):
+        packed = pack_rows(net.task, factories.encode(factories.token_ids(list(lengths))))
+        trace, rows = RuleTrace(rule, packed, torch.tensor(exits), net.depth), len(lengths)
+        assert torch.equal(cost.macs(trace, net, rows), cost.macs(list(trace), net, rows))
+        assert torch.equal(cost.tokens_fed(trace, net.depth), cost.tokens_fed(list(trace), net.depth))
+        assert torch.equal(cost.tokens_kept(trace, net.depth, rows), cost.tokens_kept(list(trace), net.depth, rows))
 
 
 @pytest.mark.parametrize(

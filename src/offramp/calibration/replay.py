@@ -8,7 +8,7 @@ same tokens at the same moments, so exits can be tried under one length setting 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -187,14 +187,14 @@ def replay(network: Network, recording: ExitRecording, policy: Policy) -> RunOut
     return run_packed(network, _IdleEngine(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
 
 
-def replay_trace(network: Network, recording: ExitRecording, policy: Policy) -> list[Event]:
+def replay_trace(network: Network, recording: ExitRecording, policy: Policy) -> Sequence[Event]:
     """Return the events of the loop under this policy."""
     heads = ReplayedExitHeads(recording, network.per_token)
     with torch.inference_mode():
         return run(_IdleEngine(network.depth), heads, policy, recording.packed).trace
 
 
-def trace_all_exits(network: Network, recording: ExitRecording) -> list[Event]:
+def trace_all_exits(network: Network, recording: ExitRecording) -> Sequence[Event]:
     """Return the events of the loop when every exit is evaluated for every row and no row leaves."""
     policy = PairPolicy(_ReplayedDropping(recording.predictor_moments), _Recorder(network, Policy()))
     heads = ReplayedExitHeads(recording, network.per_token)

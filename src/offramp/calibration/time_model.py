@@ -143,7 +143,7 @@ def measure_time_model(predictor: Predictor, texts: Sequence[Row], clock: Clock 
     return TimeModel(coefficients, round(error, 4), len(ms), measurement_place(predictor))
 
 
-def run_trace(predictor: Predictor, policy: Policy, packed: Packed) -> list[Event]:
+def run_trace(predictor: Predictor, policy: Policy, packed: Packed) -> Sequence[Event]:
     """Return the events of the loop for a batch under a policy."""
     network, engine = predictor.network, predictor.engine
     with torch.inference_mode():

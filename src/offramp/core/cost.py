@@ -5,6 +5,7 @@ Lookups, norms, biases and activations are not counted (they are not matrix prod
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -61,8 +62,26 @@ class CostModel(Protocol):
         """Return the MACs of the method's own predictor before a layer."""
 
 
+class SummedTrace(Sequence[Event]):
+    """A trace whose sums follow from a few numbers of each row; its events are built only if they are read."""
+
+    @abstractmethod
+    def macs(self, costs: CostModel, rows: int) -> Tensor:
+        """Return the MACs of every row of the batch."""  # [rows] float64
+
+    @abstractmethod
+    def tokens_fed(self, depth: int) -> Tensor:
+        """Return the number of tokens that each layer computed, summed over rows."""  # [layers]
+
+    @abstractmethod
+    def tokens_kept(self, depth: int, rows: int) -> Tensor:
+        """Return the mean number of tokens that a layer computed, for every row."""  # [rows]
+
+
 def macs(trace: Sequence[Event], costs: CostModel, rows: int) -> Tensor:
     """Return the MACs of every row of the batch."""  # [rows] float64
+    if isinstance(trace, SummedTrace):
+        return trace.macs(costs, rows)
     sums: dict[tuple[int, int, int], tuple[Event, list[float]]] = {}
     for event in trace:  # operations on the same rows and tokens are summed before they are spread
         same = (id(event.rows), id(event.tokens), id(event.keys))
@@ -111,6 +130,8 @@ def full(costs: CostModel, depth: int, lengths: Tensor) -> Tensor:
 
 def tokens_fed(trace: Sequence[Event], depth: int) -> Tensor:
     """Return the number of tokens that each layer computed, summed over rows."""  # [layers]
+    if isinstance(trace, SummedTrace):
+        return trace.tokens_fed(depth)
     total = np.zeros(depth)
     for event in trace:
         if event.kind == "feed":
@@ -120,6 +141,8 @@ def tokens_fed(trace: Sequence[Event], depth: int) -> Tensor:
 
 def tokens_kept(trace: Sequence[Event], depth: int, rows: int) -> Tensor:
     """Return the mean number of tokens that a layer computed, for every row."""  # [rows]
+    if isinstance(trace, SummedTrace):
+        return trace.tokens_kept(depth, rows)
     total = np.zeros(rows)
     for event in trace:
         if event.kind == "feed" and rows == 1:

@@ -27,7 +27,7 @@ from offramp.core.engine import Engine, ExitHeads
 from offramp.core.layout import AttentionScores, layout
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.core.rules import rule_trace
+from offramp.core.rules import RuleTrace
 from offramp.errors import OfframpError
 
 __all__ = ["Engine", "ExitHeads", "Exited", "Result", "State", "merge", "run", "start", "step"]
@@ -48,7 +48,7 @@ class Result:
 
     logits: Tensor  # [rows, outputs] or [tokens, outputs]
     exit_layer: Tensor  # [rows] float64: whole numbers, or the mean over tokens that left one by one
-    trace: list[Event]
+    trace: Sequence[Event]
 
 
 @dataclass(eq=False)
@@ -238,8 +238,7 @@ def run(engine: Engine, exit_heads: ExitHeads, policy: Policy, packed: Packed) -
         rule = policy.rule()
         if rule is not None and not exit_heads.per_token and engine.runs_rule(rule, exit_heads):
             logits, exit_layer = engine.run_rule(rule, exit_heads, packed)
-            trace = rule_trace(rule, packed, exit_layer, engine.depth)
-            return Result(logits.float(), exit_layer.double(), trace)
+            return Result(logits.float(), exit_layer.double(), RuleTrace(rule, packed, exit_layer, engine.depth))
         if not policy.acts(engine.depth):
             return _run_whole(engine, exit_heads, packed)
         state = start(engine, exit_heads, policy, packed)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.core.columns import ORIGIN
-from offramp.core.cost import Event
+from offramp.core.cost import CostModel, Event, SummedTrace
 from offramp.core.packed import Packed
 
 Measure = Literal["entropy", "normalised_entropy", "least_confidence", "exit_unit", "patience"]
@@ -31,7 +35,7 @@ class ExitRule:
     tolerance: float = 0.0  # numbers (regression) agree when they differ by less
     by_row: bool = False  # thresholds (or patience) come from the row columns THRESHOLDS (or PATIENCE)
 
-    @property
+    @cached_property
     def consulted(self) -> tuple[int, ...]:
         """Exits that are evaluated for every row that reaches them."""
         if self.measure == "patience":
@@ -62,3 +66,74 @@ def rule_trace(rule: ExitRule, packed: Packed, exit_layer: Tensor, depth: int) -
         if layer == depth or kind == "exit_unit":
             record("head", layer, leaving)  # a learned unit decides; only rows that leave need the head itself
     return trace
+
+
+class RuleTrace(SummedTrace):
+    """The trace of rows that left under a rule: sums follow from their lengths and exit layers, equal to counted ones.
+
+    `macs[row]` is a sum over the layers below the row's exit, so the costs of all rows are read off cumulated
+    coefficients instead of being added event by event.
+    """
+
+    def __init__(self, rule: ExitRule, packed: Packed, exit_layer: Tensor, depth: int) -> None:
+        self.rule, self.packed, self.exit_layer, self.depth = rule, packed, exit_layer, depth
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The events that stepping through the layers would record."""
+        return rule_trace(self.rule, self.packed, self.exit_layer, self.depth)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
+        return self.events[index]
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def macs(self, costs: CostModel, rows: int) -> Tensor:
+        if rows == 1:  # plain numbers are quicker than columns of one
+            length, layer = int(self.packed.lengths), int(self.exit_layer)
+            each = self._cumulated(costs, layer)[-1]
+            return torch.from_numpy(np.array([each[0] + each[1] * length + each[2] * length * length]))
+        layers, lengths = self.exit_layer.numpy(), self.packed.lengths.numpy()
+        row, token, pair = np.array(self._cumulated(costs, int(layers.max()))).T
+        return self._by_origin(row[layers] + token[layers] * lengths + pair[layers] * lengths * lengths, rows)
+
+    def tokens_fed(self, depth: int) -> Tensor:
+        if self.packed.count == 1:
+            layer, total = int(self.exit_layer), np.zeros(depth)
+            total[:layer] = int(self.packed.lengths)
+            return torch.from_numpy(total)
+        by_exit = np.bincount(self.exit_layer.numpy(), self.packed.lengths.numpy(), depth + 1)
+        return torch.from_numpy(by_exit[::-1].cumsum()[::-1][1:].copy())  # a layer computes rows that leave after it
+
+    def tokens_kept(self, depth: int, rows: int) -> Tensor:
+        return self._by_origin(self.packed.lengths.numpy() * self.exit_layer.numpy() / depth, rows)
+
+    def _by_origin(self, values: NDArray[np.float64], rows: int) -> Tensor:
+        if rows == 1:
+            return torch.from_numpy(values)
+        placed = np.zeros(rows)
+        placed[self.packed.rows[ORIGIN].numpy(force=True)] = values
+        return torch.from_numpy(placed)
+
+    def _cumulated(self, costs: CostModel, deepest: int) -> list[list[float]]:
+        """Return the MACs of a row that leaves after each layer: per row, per token, per pair of tokens."""
+        embed, unit_decides = costs.embed_cost(), self.rule.measure == "exit_unit"
+        reached, left = [embed.row, embed.token, embed.pair], []
+        for layer in range(deepest + 1):
+            if layer:
+                own = costs.layer_cost(layer)
+                reached[1] += own.query + own.key + own.feed
+                reached[2] += own.pair
+            if layer in self.rule.consulted and layer < self.depth:
+                head = costs.exit_unit_cost(layer) if unit_decides else costs.exit_cost(layer)
+                reached = [a + b for a, b in zip(reached, head, strict=True)]
+            leaving = layer == self.depth or (unit_decides and layer in self.rule.consulted)
+            left.append(
+                [a + b for a, b in zip(reached, costs.exit_cost(layer), strict=True)] if leaving else reached[:]
+            )
+        return left

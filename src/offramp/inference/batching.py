@@ -59,6 +59,10 @@ def run_encoded(
     """Run rows in batches of similar length and return the results in the order given."""
     if network.decoder is not None:
         return translate_encoded(network, engine, policy, encoded, batch_size)
+    if len(encoded) == 1:
+        output = run_packed(network, engine, policy, pack_rows(network.task, encoded))
+        report_progress(1, 1)
+        return output
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exit_layer, macs, tokens_kept = (np.zeros(len(encoded)) for _ in range(3))
     done, fed = 0, np.zeros(network.depth)

@@ -50,7 +50,7 @@ class NativeEngine(Engine):
         self.encoder, self.native, self.precision = encoder, native, precision
         self._depth = encoder.depth
         self._heads: dict[int, NativeExitHeads] = {}
-        self._rules: dict[ExitRule, Any] = {}
+        self._plans: dict[tuple[int, ExitRule], tuple[Any, list[Any], Any] | None] = {}
         self._lock = threading.Lock()
 
     @property
@@ -103,18 +103,13 @@ class NativeEngine(Engine):
 
     def runs_rule(self, rule: ExitRule, exit_heads: ExitHeads) -> bool:
         """Return whether all exits that the rule consults can be computed in C++."""
-        if rule.measure not in self.rule_measures:
-            return False
-        heads = self._own(exit_heads)
-        if rule.measure == "exit_unit" and rule.consulted and heads.unit() is None:
-            return False
-        return all(heads.head(layer) is not None for layer in (*rule.consulted, self.depth))
+        return self._plan(rule, self._own(exit_heads)) is not None
 
     def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
         """Run a whole batch under an exit rule, in one call."""
         heads, tokens, rows = self._own(exit_heads), packed.tokens, packed.rows
-        wanted = {*rule.consulted, self.depth}
-        by_layer = [heads.head(layer) if layer in wanted else None for layer in range(self.depth + 1)]
+        plan = self._plan(rule, heads)
+        assert plan is not None, "runs_rule is asked first"
         logits = torch.empty(packed.count, heads.outputs(self.depth))
         exit_layer = torch.empty(packed.count, dtype=torch.int64)
         thresholds = temperatures = patience = None
@@ -124,9 +119,7 @@ class NativeEngine(Engine):
             thresholds = rows[THRESHOLDS].contiguous().numpy()
             temperatures = rows[TEMPERATURES].contiguous().numpy() if TEMPERATURES in rows else None
         self.native.run_rule(
-            self._rule(rule),
-            by_layer,
-            heads.unit() if rule.measure == "exit_unit" else None,
+            *plan,
             tokens[ID].numpy(),
             tokens[TYPE].numpy(),
             tokens[POSITION].numpy(),
@@ -152,14 +145,27 @@ class NativeEngine(Engine):
                 found = self._heads.setdefault(id(exit_heads), NativeExitHeads(self.native, exit_heads))
         return found
 
-    def _rule(self, rule: ExitRule) -> Any:
-        found = self._rules.get(rule)
-        if found is None:
-            if len(self._rules) > 1000:  # settings that change with every call are not kept for ever
-                self._rules.clear()
-            settings = (rule.exits, rule.thresholds, rule.temperatures, rule.patience, rule.tolerance, rule.by_row)
-            found = self._rules[rule] = import_native().Rule(rule.measure, *settings)
-        return found
+    def _plan(self, rule: ExitRule, heads: NativeExitHeads) -> tuple[Any, list[Any], Any] | None:
+        """Return a rule, the heads by layer and the exit unit as C++ takes them; None if that cannot be."""
+        key = (id(heads), rule)  # heads are kept for as long as the engine
+        if key in (plans := self._plans):
+            return plans[key]
+        plan = self._make_plan(rule, heads)
+        # settings that change with every call are not kept for ever; other threads may read the old dictionary
+        self._plans = {**plans, key: plan} if len(plans) < 100 else {key: plan}
+        return plan
+
+    def _make_plan(self, rule: ExitRule, heads: NativeExitHeads) -> tuple[Any, list[Any], Any] | None:
+        if rule.measure not in self.rule_measures:
+            return None
+        wanted = {*rule.consulted, self.depth}
+        by_layer = [heads.head(layer) if layer in wanted else None for layer in range(self.depth + 1)]
+        unit = heads.unit() if rule.measure == "exit_unit" and rule.consulted else None
+        missing = rule.measure == "exit_unit" and rule.consulted and unit is None
+        if missing or any(by_layer[layer] is None for layer in wanted):
+            return None
+        settings = (rule.exits, rule.thresholds, rule.temperatures, rule.patience, rule.tolerance, rule.by_row)
+        return import_native().Rule(rule.measure, *settings), by_layer, unit
 
     def _run(self, first: int, last: int, packed: Packed, exit_heads: ExitHeads | None) -> tuple[Tensor, Tensor | None]:
         tokens, head, logits = packed.tokens, None, None

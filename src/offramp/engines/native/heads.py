@@ -31,6 +31,8 @@ class NativeExitHeads:
     def __init__(self, encoder: Any, exit_heads: ExitHeads) -> None:
         self.encoder, self.exit_heads = encoder, exit_heads
         self.per_token = exit_heads.per_token
+        described = isinstance(exit_heads, DescribedExitHeads) and not self.per_token
+        self._described: DescribedExitHeads | None = exit_heads if described else None  # type: ignore[assignment]
         self._built: dict[int | str, Any] = {}
         self._outputs: dict[int | str, int] = {}
         self._lock = threading.Lock()
@@ -53,16 +55,14 @@ class NativeExitHeads:
 
     def head(self, layer: int) -> Any | None:
         """Return the exit after a layer in C++; None if it cannot be."""
-        exits = self.exit_heads
-        described = isinstance(exits, DescribedExitHeads) and not self.per_token
-        return self._build(layer, lambda: exits.head_spec(layer)) if described else None  # type: ignore[attr-defined]
+        described = self._described
+        return None if described is None else self._build(layer, lambda: described.head_spec(layer))
 
     def unit(self) -> Any | None:
         """Return the learned exit unit in C++; None if it cannot be."""
-        exits = self.exit_heads
-        if not isinstance(exits, DescribedExitHeads) or self.per_token:
+        if self._described is None:
             return None
-        unit = self._build("unit", exits.exit_unit_spec)
+        unit = self._build("unit", self._described.exit_unit_spec)
         return unit if self._outputs.get("unit") == 1 else None
 
     def outputs(self, layer: int) -> int:
