@@ -1,6 +1,6 @@
 """How fast the C++ engine's encoder is, beside torch, OpenVINO and ONNX Runtime: milliseconds and GMAC/s by shape.
 
-    python benchmarks/native_kernels.py --shapes 1x8,1x16,1x32,32x32 --models 6x384,12x384,12x768 --out results/kernels.json
+    python benchmarks/native_kernels.py --shapes 1x8,1x16,1x32,32x32 --models 6x384,12x768 --out results/kernels.json
 
 Models have random weights: time does not depend on them. Rounds of all contenders alternate, and the best of many is
 kept, so that a busy moment hits all of them. Run it on an idle machine.
