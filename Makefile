@@ -62,7 +62,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing offramp with what the tests need"
-	@$(PIP) install --constraint constraints.txt --editable '.[dev,demo,data,bench,openvino,serve,translation]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev,demo,data,bench,openvino,ray,serve,translation]'
 	@touch $@ $(VENV)/.demo
 
 # The C++ engine is optional: without a compiler set-up goes on, and "auto" means the next engine.

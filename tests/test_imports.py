@@ -13,7 +13,7 @@ import pytest
 HOUSE = Path(__file__).parents[1] / "src" / "offramp"
 ROOMS = [  # a room may import the rooms before it, and its own files
     *("errors", "utils", "data", "tasks", "core", "backbones", "engines", "nn", "training", "decoding"),
-    *("methods", "inference", "calibration", "evaluation", "serving", "commands", "cli"),
+    *("methods", "inference", "calibration", "evaluation", "serving", "distributed", "commands", "cli"),
 ]
 FILES = [path.relative_to(HOUSE).as_posix() for path in sorted(HOUSE.rglob("*.py"))]
 

@@ -59,6 +59,8 @@ def load(
 
 def __getattr__(name: str) -> Any:
     """Import a command's function when it is first used."""
+    if name == "distributed":
+        return import_module("offramp.distributed")
     if name in ("attach", "calibrate", "evaluate", "train"):
         return getattr(import_module(f"offramp.commands.{name}"), name)
     if name == "push_to_hub":

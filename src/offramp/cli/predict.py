@@ -29,8 +29,10 @@ from offramp.utils.command_line import key_values
 def command(
     run: Run,
     *,
-    input: Annotated[str, typer.Option(help="rows to predict, or - for standard input")],
-    output: Annotated[str | None, typer.Option(help="a .jsonl file; standard output if left out")] = None,
+    input: Annotated[str, typer.Option(help="rows to predict, or - for standard input; with --cluster also DIR/*.csv")],
+    output: Annotated[
+        str | None, typer.Option(help="a .jsonl file; standard output if left out; with --cluster a folder")
+    ] = None,
     budget: Budget = None,
     max_loss: MaxLoss = None,
     risk: Risk = None,
@@ -48,14 +50,57 @@ def command(
         str | None, typer.Option(help="columns of the input to write beside the prediction: id,text or all")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="stop at the first bad row instead of going on")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="answer many files on Ray: auto, an address, or local for this machine")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="actors on the cluster; as many as fit if left out")
+    ] = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="on the cluster: parquet, jsonl or csv; as the input if left out")
+    ] = None,
 ) -> None:
-    """Write a prediction for every row, in order, one JSON object a line; a bad row gets its error."""
+    """Write a prediction for every row, in order, one JSON object a line; a bad row gets its error.
+
+    With --cluster the rows of many files get columns with their predictions; the same command continues after a kill.
+    """
     check_run(run)
-    check_source(input)
+    if cluster is None:
+        check_source(input)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import predictions_on_screen, row_bar
-    from offramp.commands.predict import predict
+    from offramp.commands.predict import check_cluster_options, predict, predict_on_cluster
 
+    check_cluster_options(
+        cluster,
+        output,
+        only_there={"replicas": replicas, "output-format": output_format},
+        never_there={"format": format, "keep": keep, "strict": strict or None},
+    )
+    if cluster is not None and output is not None:
+        with row_bar("answering"):
+            batch = predict_on_cluster(
+                run,
+                input,
+                output,
+                cluster,
+                budget=budget,
+                max_loss=max_loss,
+                risk=risk,
+                latency=latency,
+                max_disagreement=max_disagreement,
+                replicas=replicas,
+                threads=threads or 1,
+                batch_size=batch_size,
+                engine=engine,
+                precision=precision,
+                columns=key_values(column, "--column"),
+                format=output_format,
+            )
+        earlier = f", {batch.earlier_rows} of them before" if batch.earlier_rows else ""
+        print_note(f"rows answered: {batch.rows}{earlier}, with {batch.mac_share:.3f} of the full compute")
+        print_note(f"{batch.errors} rows with an error; {batch.replicas} actors, {batch.rows_per_second:.1f} rows/s")
+        return
     with row_bar("answering", quiet=predictions_on_screen(output)):
         done = predict(
             run,

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from offramp import distributed
 from offramp.data.readers import more_is_ready, stream_numbered_rows
 from offramp.data.tokenization import Encoded
+from offramp.distributed import BatchSummary
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import remembered_columns
@@ -92,6 +94,33 @@ def predict(
     options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict)
     on_loaded()
     return predict_stream(predictor, str(input), None if output is None else str(output), settings, options)
+
+
+def check_cluster_options(
+    cluster: str | None, output: str | None, only_there: Mapping[str, Any], never_there: Mapping[str, Any]
+) -> None:
+    """Refuse options that go only with a cluster, or never with one, and a cluster without an output folder."""
+    wrong = {name: value for name, value in (never_there if cluster else only_there).items() if value is not None}
+    if wrong:
+        given = f"{' '.join(f'--{name} {value}' for name, value in wrong.items())} {'with' if cluster else 'without'}"
+        fix = "leave them out" if cluster else "add --cluster auto"
+        raise OfframpError("options that go together", f"{given} --cluster", fix)
+    if cluster is not None and output is None:
+        raise OfframpError("a folder for the answers", "--cluster without --output", "add --output FOLDER")
+
+
+def predict_on_cluster(
+    run: str | Path, input: str, output: str | Path, cluster: str = "auto", **options: Any
+) -> BatchSummary:
+    """Add predictions to the rows of many files on a Ray cluster; `options` are those of `distributed.predict`.
+
+    Blocks that could not be read raise an error after all others are answered; the same call tries them again.
+    """
+    summary: BatchSummary = distributed.predict(input, run, output, address=cluster, **options)
+    if summary.failed:
+        given = f"{len(summary.failed)} blocks that were not, first: {summary.failed[0]}"
+        raise OfframpError("all blocks answered", given, "remove the cause, then run the same command again")
+    return summary
 
 
 def predict_stream(
