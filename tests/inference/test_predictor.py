@@ -293,3 +293,59 @@ def test_settings_for_a_latency_do_not_warn_on_the_same_threads(trained: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.settings(latency=0.005).threshold == 0.25
+
+
+def test_tagging_takes_raw_sentences(every_task: dict[str, Path]) -> None:
+    model = offramp.load(every_task["tagging"])
+    raw, split = model.predict(["a good film , saw it", ["a", "good", "film", ",", "saw", "it"]], budget=1.0)
+    assert raw["tags"] == split["tags"] and raw["tokens"] == ["a", "good", "film", ",", "saw", "it"]
+    assert raw["entities"] == split["entities"]
+    for entity in raw["entities"]:
+        assert "a good film , saw it"[entity["start"] : entity["end"]] == entity["text"] and 0 < entity["score"] <= 1
+
+
+def test_question_answering_returns_characters_and_a_score(every_task: dict[str, Path]) -> None:
+    row = factories.labelled_rows("question_answering", 1, 5)[0]
+    (answer,) = offramp.load(every_task["question_answering"]).predict([row])
+    assert row["context"][answer["start"] : answer["end"]] == answer["answer"] and 0 < answer["score"] <= 1
+
+
+LONG_TEXT = " ".join(["the film is very good and it is what it is"] * 30)
+
+
+def test_truncation_is_reported_in_python(trained: Path) -> None:
+    model = offramp.load(trained)
+    with pytest.warns(UserWarning, match="1 of 2 inputs were truncated to 64 tokens"):
+        short, long = model.predict(["a film", LONG_TEXT])
+    assert "truncated" not in short and long["truncated"] == 330 + 2 - 64
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_long_texts_are_read_in_windows(trained: Path, pool: Any) -> None:
+    model, texts = offramp.load(trained), ["a good film", LONG_TEXT + " bad", "a bad film"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, long, last = model.predict(texts, budget=1.0, long="window", window_pool=pool)
+    for alone, beside in zip(model.predict([texts[0], texts[2]], budget=1.0), (first, last), strict=True):
+        assert alone["scores"] == pytest.approx(beside["scores"]), "windows of other rows change nothing"
+    encoded = model.prepare([{"text": texts[1]}], long="window")
+    assert len(encoded) > 6 and all(len(one.ids) <= 64 and one.cut == 0 for one in encoded)
+    covered = [place for one in encoded for place in one.ids[1:-1]]
+    assert len(covered) >= 331 and long["tokens_kept"] > 331
+    windows = [model.task.predictions([{}], [one], [logits])[0]["scores"] for one, logits in zip(
+        encoded, model.run(encoded, model.settings(1.0)).logits, strict=True)]  # fmt: skip
+    pooled = {label: (max if pool == "max" else lambda v: sum(v) / len(v))([w[label] for w in windows])
+              for label in windows[0]}  # fmt: skip
+    total = sum(pooled.values())
+    assert long["scores"] == pytest.approx({label: value / total for label, value in pooled.items()}, rel=1e-5)
+
+
+def test_windows_are_refused_where_they_are_not_possible(every_task: dict[str, Path], trained: Path) -> None:
+    for kind in ("pairs", "tagging"):
+        with pytest.raises(OfframpError, match="windows"):
+            offramp.load(every_task[kind]).predict(inputs(kind, 1), long="window")
+    for wrong in ({"long": "fold"}, {"window_pool": "median"}):
+        with pytest.raises(OfframpError, match=next(iter(wrong.values()))):
+            offramp.load(trained).predict(["a"], **wrong)  # type: ignore[arg-type]
+    offramp.load(every_task["question_answering"]).predict(inputs("question_answering", 1), long="window")
+    offramp.load(every_task["regression"]).predict([LONG_TEXT], long="window")

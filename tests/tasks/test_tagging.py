@@ -10,7 +10,7 @@ import torch
 
 from offramp.errors import OfframpError
 from offramp.tasks.tagging import TaggingTask, entities, entity_f1
-from tests.factories import bytelevel_tokenizer, wordpiece_tokenizer
+from tests.factories import bytelevel_tokenizer, encode, wordpiece_tokenizer
 
 ROWS = [
     {"tokens": ["EU", "rejects", "films"], "tags": ["B-ORG", "O", "O"]},
@@ -123,3 +123,36 @@ def test_metrics_have_entity_f1_only_if_tags_mark_entities() -> None:
     words = TaggingTask(("DET", "NOUN"))
     assert words.metric == "accuracy"
     assert words.metrics([{"tags": ["DET", "NOUN"]}], [{"tags": ["DET", "DET"]}]) == {"accuracy": 0.5}
+
+
+def test_entities_have_characters_and_scores() -> None:
+    task = TaggingTask(("O", "B-X", "I-X"))
+    row = {"text": "Anna-Lena Berg saw it."}
+    words = ["Anna-Lena", "Berg", "saw", "it", "."]
+    task.check_inputs([row], "rows")
+    encoded = encode([[5, 6, 7, 8, 9]])
+    logits = [np.array([[0.0, 9.0, 0.0], [0.0, 0.0, 0.0], [9.0, 0, 0], [9.0, 0, 0], [9.0, 0, 0]])]
+    logits[0][1, 2] = 1.0
+    (prediction,) = predictions = task.predictions([row], encoded, logits)
+    assert prediction == {"tags": ["B-X", "I-X", "O", "O", "O"]}
+    task.add_details(predictions, [row], encoded, logits)
+    assert prediction["tokens"] == words
+    (entity,) = prediction["entities"]
+    assert (entity["type"], entity["text"], entity["start"], entity["end"]) == ("X", "Anna-Lena Berg", 0, 14)
+    certain, less = np.exp(9) / (np.exp(9) + 2), np.e / (np.e + 2)
+    assert entity["score"] == pytest.approx((certain + less) / 2)
+
+
+def test_entities_of_given_words_count_characters_of_the_joined_sentence() -> None:
+    task, row = TaggingTask(("O", "B-X")), {"tokens": ["in", "Rome"]}
+    encoded, logits = encode([[5, 6]]), [np.array([[1.0, 0.0], [0.0, 1.0]])]
+    predictions = task.predictions([row], encoded, logits)
+    task.add_details(predictions, [row], encoded, logits)
+    (entity,) = predictions[0]["entities"]
+    assert "in Rome"[entity["start"] : entity["end"]] == entity["text"] == "Rome" and "tokens" not in predictions[0]
+
+
+@pytest.mark.parametrize("bad", [{"text": " "}, {"tokens": ""}, {"text": "\ud800"}, {"text": None}, {}, {"text": 3}])
+def test_a_sentence_that_is_no_text_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(OfframpError, match="row 1"):
+        TaggingTask(("O", "B-X")).check_inputs([bad], "rows")

@@ -49,6 +49,10 @@ def command(
     keep: Annotated[
         str | None, typer.Option(help="columns of the input to write beside the prediction: id,text or all")
     ] = None,
+    long: Annotated[
+        str, typer.Option(help="texts that are longer than the model: truncate, or window (read in overlapping parts)")
+    ] = "truncate",
+    window_pool: Annotated[str, typer.Option(help="with --long window: mean or max of the parts' scores")] = "mean",
     strict: Annotated[bool, typer.Option("--strict", help="stop at the first bad row instead of going on")] = False,
     cluster: Annotated[
         str | None, typer.Option(help="answer many files on Ray: auto, an address, or local for this machine")
@@ -119,6 +123,8 @@ def command(
             format=format,
             keep=comma_list(keep or ""),
             strict=strict,
+            long=long,  # type: ignore[arg-type]  # checked there
+            window_pool=window_pool,  # type: ignore[arg-type]  # checked there
             on_loaded=gc.freeze,  # a collection that passes over all loaded libraries would slow a long stream down
         )
     truncated = f", {done.truncated} truncated to {done.max_length} tokens" if done.truncated else ""

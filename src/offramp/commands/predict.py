@@ -15,8 +15,9 @@ from offramp.data.readers import more_is_ready, stream_numbered_rows
 from offramp.data.tokenization import Encoded
 from offramp.distributed import BatchSummary
 from offramp.errors import OfframpError
-from offramp.inference.predictor import Predictor
+from offramp.inference.predictor import Long, Predictor
 from offramp.inference.run_folder import remembered_columns
+from offramp.tasks import WindowPool
 from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_not_input
 
 Row = Mapping[str, Any]
@@ -51,6 +52,8 @@ class PredictOptions:
     format: str | None = None  # of the input, where its ending does not tell it
     keep: Sequence[str] = ()  # columns of the input that are written beside its prediction, or ("all",)
     strict: bool = False  # stop at the first bad row
+    long: Long = "truncate"  # what happens to rows that are longer than the model
+    window_pool: WindowPool = "mean"  # how windows of a long row are joined
 
 
 def predict(
@@ -71,6 +74,8 @@ def predict(
     format: str | None = None,
     keep: Sequence[str] = (),
     strict: bool = False,
+    long: Long = "truncate",
+    window_pool: WindowPool = "mean",
     on_loaded: Callable[[], None] = lambda: None,
 ) -> PredictSummary:
     """Write a prediction for every row of a file or of standard input ("-"), one JSON object a line.
@@ -83,6 +88,8 @@ def predict(
         keep: columns of the input to write beside the prediction, e.g. ["id", "text"], or ["all"]; one that is called
             like a field of the prediction is written as `input_NAME`.
         strict: raise an error at the first bad row; a file that is there already stays as it is.
+        long: "truncate" rows that are longer than the model, or read them in overlapping "window"s.
+        window_pool: whether the "mean" or the "max" of the windows' probabilities counts.
         on_loaded: is called once the run is loaded.
 
     The other arguments are those of `evaluate`.
@@ -91,7 +98,7 @@ def predict(
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency, max_disagreement)
     remembered = remembered_columns(predictor.model.folder or run)
-    options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict)
+    options = PredictOptions(batch_size, columns or {}, remembered, format, tuple(keep), strict, long, window_pool)
     on_loaded()
     return predict_stream(predictor, str(input), None if output is None else str(output), settings, options)
 
@@ -164,7 +171,7 @@ def _answers(
     """Yield the prediction of every row, or its error, in order."""
     errors = {line: row for line, row in chunk if isinstance(row, OfframpError)}
     good = {line: row for line, row in chunk if line not in errors}
-    unusable, rows, encoded = _prepare(predictor, good, kept.source)
+    unusable, rows, encoded = _prepare(predictor, good, kept.source, options.long)
     errors |= unusable
     if errors and options.strict:
         raise errors[min(errors)]
@@ -180,17 +187,17 @@ def _answers(
 
 
 def _prepare(
-    predictor: Predictor, rows: Mapping[int, Row], source: str
+    predictor: Predictor, rows: Mapping[int, Row], source: str, long: Long
 ) -> tuple[dict[int, OfframpError], list[Row], list[Encoded]]:
     """Return the errors of rows that do not fit the task, by line, and the other rows with their token ids."""
     try:
-        return {}, list(rows.values()), predictor.prepare(list(rows.values()))
+        return {}, list(rows.values()), predictor.prepare(list(rows.values()), long=long)
     except OfframpError:
         errors = {
             line: error for line, row in rows.items() if (error := _row_error(predictor, line, row, source)) is not None
         }
         usable = [row for line, row in rows.items() if line not in errors]
-        return errors, usable, predictor.prepare(usable)
+        return errors, usable, predictor.prepare(usable, long=long)
 
 
 def _predictions(
@@ -209,7 +216,7 @@ def _predictions(
     summary.truncated += len({one.example for one in encoded if one.cut})
     summary.macs += float(outcome.macs.sum())
     summary.full_macs += predictor.full_macs(encoded, outcome)
-    return predictor.finish(rows, encoded, outcome)
+    return predictor.finish(rows, encoded, outcome, options.window_pool)
 
 
 def _row_error(predictor: Predictor, line: int, row: Row, source: str) -> OfframpError | None:

@@ -58,6 +58,24 @@ def encode_texts(
     return _encode(tokenizer, list(texts), None if pairs is None else list(pairs), max_length)
 
 
+def encode_text_windows(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> list[Encoded]:
+    """Encode texts whole: those that are too long in windows, which overlap by a quarter, with the same `example`."""
+    if not texts:
+        return []
+    batch = tokenizer(
+        list(texts),
+        truncation=True,
+        max_length=max_length,
+        stride=(max_length - tokenizer.num_special_tokens_to_add()) // 4,
+        return_overflowing_tokens=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    typed = "token_type_ids" in tokenizer.model_input_names
+    rows = zip(batch.encodings or [], batch["overflow_to_sample_mapping"], strict=True)
+    return [_row(encoding, example, typed, False, 0) for encoding, example in rows]
+
+
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> list[Encoded]:
     """Encode sentences that are already split into words; `words` is the word of each token.
 

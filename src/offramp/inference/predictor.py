@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
 from offramp import engines, methods
@@ -22,9 +23,11 @@ from offramp.inference.budget import Budget
 from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
+from offramp.tasks import WindowPool
 from offramp.utils.hardware import hardware
 
 Row = Mapping[str, Any]
+Long = Literal["truncate", "window"]
 CHUNK = 64  # batches that are sorted by length together
 
 
@@ -134,15 +137,21 @@ class Predictor:
         risk: float | None = None,
         latency: str | float | None = None,
         max_disagreement: float | None = None,
+        long: Long = "truncate",
+        window_pool: WindowPool = "mean",
     ) -> list[dict[str, Any]]:
         """Return predictions in input order.
 
-        A text may be a string, a pair, a list of words, or a row with named columns. One budget may be given: `budget`,
-        a share of the full model's compute (1.0 is the full model) or a `Budget`; `max_loss`, how much of the metric
-        may be lost; `risk`, how often a prediction may differ from the full model's, if `offramp calibrate --risk`
-        proved it; `latency`, a time for a single input such as "5ms" (or seconds), if `offramp calibrate --latency`
-        measured it on this machine; `max_disagreement`, how often a prediction may differ, where the run has points for
-        it. Without a budget, the cheapest setting that lost at most half a point in calibration.
+        A text may be a string, a pair, a list of words, or a row with named columns. Inputs that are longer than the
+        model are truncated, with a warning and the number of lost tokens in `truncated`; with `long="window"` they are
+        read in overlapping windows, whose probabilities are averaged (`window_pool="max"`: the largest counts).
+
+        One budget may be given: `budget`, a share of the full model's compute (1.0 is the full model) or a `Budget`;
+        `max_loss`, how much of the metric may be lost; `risk`, how often a prediction may differ from the full model's,
+        if `offramp calibrate --risk` proved it; `latency`, a time for a single input such as "5ms" (or seconds), if
+        `offramp calibrate --latency` measured it on this machine; `max_disagreement`, how often a prediction may
+        differ, where the run has points for it. Without a budget, the cheapest setting that lost at most half a point
+        in calibration.
         """
         if isinstance(texts, str | Mapping):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
@@ -151,8 +160,12 @@ class Predictor:
         self.task.check_inputs(rows, "the input")
         predictions: list[dict[str, Any]] = []
         for chunk in self.chunks(rows, batch_size):
-            encoded = self.prepare(chunk)
-            predictions += self.finish(chunk, encoded, self.run(encoded, settings, batch_size))
+            encoded = self.prepare(chunk, long=long)
+            predictions += self.finish(chunk, encoded, self.run(encoded, settings, batch_size), window_pool)
+        truncated = sum("truncated" in prediction for prediction in predictions)
+        if truncated:
+            limit = f"{truncated} of {len(rows)} inputs were truncated to {self.model.max_length} tokens"
+            warnings.warn(f'{limit}; long="window" reads them whole, where the task can', stacklevel=2)
         return predictions
 
     __call__ = predict
@@ -180,10 +193,13 @@ class Predictor:
             )
         return dict(zip(names, parts, strict=True))
 
-    def prepare(self, rows: Sequence[Row], source: str = "the input") -> list[Encoded]:
-        """Return the token ids of rows."""
+    def prepare(self, rows: Sequence[Row], source: str = "the input", long: Long = "truncate") -> list[Encoded]:
+        """Return the token ids of rows; rows that are too long are truncated or come in windows."""
+        if long not in get_args(Long):
+            raise OfframpError("what to do with long inputs", f"long={long!r}", f"use {' or '.join(get_args(Long))}")
         self.task.check_inputs(rows, source)
-        encoded = self.task.encode(self.model.tokenizer, rows, self.model.max_length)
+        encode = self.task.encode_windows if long == "window" else self.task.encode
+        encoded = encode(self.model.tokenizer, rows, self.model.max_length)
         self.task.check_encoded(encoded, self.model.max_length, source)
         return encoded
 
@@ -192,15 +208,36 @@ class Predictor:
         policy = self.model.method.policy(self.network, settings)
         return run_encoded(self.network, self.engine, policy, encoded, batch_size)
 
-    def finish(self, rows: Sequence[Row], encoded: Sequence[Encoded], output: RunOutput) -> list[dict[str, Any]]:
+    def finish(
+        self, rows: Sequence[Row], encoded: Sequence[Encoded], output: RunOutput, window_pool: WindowPool = "mean"
+    ) -> list[dict[str, Any]]:
         """Return predictions with their cost; a row that was cut into windows has the sum of its windows."""
-        predictions = self.task.predictions(rows, encoded, output.logits)
+        if window_pool not in get_args(WindowPool):
+            given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
+            raise OfframpError("how windows are joined", given, fix)
+        logits = output.logits
+        if self.task.kind == "row" and len(encoded) != len(rows):
+            logits = self._pooled(encoded, logits, len(rows), window_pool)
+        predictions = self.task.predictions(rows, encoded, logits)
+        self.task.add_details(predictions, rows, encoded, logits)
         spent = per_input_row(output, encoded, len(rows))
         for prediction, layer, kept, macs in zip(predictions, *(column.tolist() for column in spent), strict=True):
             prediction["exit_layer"] = int(layer) if layer == int(layer) else round(layer, 3)
             prediction["tokens_kept"] = round(kept, 3)
             prediction["macs"] = int(macs)
+        for one in encoded:
+            if one.cut:
+                predictions[one.example]["truncated"] = one.cut
         return predictions
+
+    def _pooled(
+        self, encoded: Sequence[Encoded], logits: Sequence[np.ndarray], rows: int, pool: WindowPool
+    ) -> list[np.ndarray]:
+        """Return the logits of each row: those of its only window, or those of its windows joined."""
+        windows: list[list[np.ndarray]] = [[] for _ in range(rows)]
+        for one, own in zip(encoded, logits, strict=True):
+            windows[one.example].append(own)
+        return [own[0] if len(own) == 1 else self.task.pool_windows(np.stack(own), pool) for own in windows]
 
     def full_macs(self, encoded: Sequence[Encoded], output: RunOutput | None = None) -> float:
         """Return the MACs that the full model would spend on these rows together."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Reduction = Literal["mean", "rows"]
+WindowPool = Literal["mean", "max"]
 IGNORED_TARGET = -100  # the target of tokens without a label
 RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
@@ -105,6 +106,15 @@ class Task(ABC):
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         """Return token ids: one `Encoded` a row in order, or several with the same `example` (windows)."""
 
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        """Return token ids of rows in windows, so that nothing is cut; `pool_windows` joins what they give."""
+        given, fix = f"the task {self.name!r}, which cuts them", "use --long truncate, or split the inputs yourself"
+        raise OfframpError("windows of long inputs", given, fix)
+
+    def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
+        """Return the logits [C] of a row from those of its windows [windows, C]."""
+        raise NotImplementedError(self.name)
+
     def check_encoded(self, encoded: Sequence[Encoded], max_length: int, source: str) -> None:  # noqa: B027  # optional
         """Raise an error for rows that turn out unusable only as token ids; most tasks truncate them instead."""
 
@@ -142,6 +152,15 @@ class Task(ABC):
     @abstractmethod
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Return one prediction per row, in order; `logits[i]` is [C] or [tokens, C] and belongs to `encoded[i]`."""
+
+    def add_details(  # noqa: B027  # optional
+        self,
+        predictions: Sequence[dict[str, Any]],
+        rows: Rows,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+    ) -> None:
+        """Add to predictions what only users read, so that scoring thousands of settings need not compute it."""
 
     @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offramp.data.readers import require_columns
-from offramp.data.tokenization import Encoded, encode_texts
+from offramp.data.tokenization import Encoded, encode_text_windows, encode_texts
 from offramp.errors import OfframpError
 
 if TYPE_CHECKING:
@@ -50,6 +50,14 @@ def encode_columns(tokenizer: Tokenizer, rows: Rows, columns: Sequence[str], max
     first = [row[columns[0]] for row in rows]
     second = [row[columns[1]] for row in rows] if len(columns) > 1 else None
     return encode_texts(tokenizer, first, second, max_length)
+
+
+def encode_column_windows(tokenizer: Tokenizer, rows: Rows, columns: Sequence[str], max_length: int) -> list[Encoded]:
+    """Return single texts as token ids, long ones in windows."""
+    if len(columns) > 1:
+        fix = "use --long truncate, or split the inputs yourself"
+        raise OfframpError("windows of long inputs", f"pairs of texts: {' and '.join(columns)}", fix)
+    return encode_text_windows(tokenizer, [row[columns[0]] for row in rows], max_length)
 
 
 def label_order(labels: Sequence[Any], names: Sequence[str]) -> list[int] | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, WindowPool, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,6 +97,17 @@ class ClassificationTask(Task):
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
+
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return _texts.encode_column_windows(tokenizer, rows, self.texts, max_length)
+
+    def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
+        """Return the logarithm of the mean (or largest) probability of each label over the windows."""
+        raw = windows.astype(np.float64)
+        exponentials = np.exp(raw - raw.max(axis=1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)  # [windows, C]
+        pooled = probabilities.mean(axis=0) if pool == "mean" else probabilities.max(axis=0)
+        return np.asarray(np.log(np.maximum(pooled, np.finfo(np.float64).tiny)))
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], int]:
         return encoded.ids, self._index[row["label"]]

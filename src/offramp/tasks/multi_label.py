@@ -16,7 +16,7 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, WindowPool, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,6 +97,16 @@ class MultiLabelTask(Task):
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
+
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return _texts.encode_column_windows(tokenizer, rows, self.texts, max_length)
+
+    def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
+        """Return the logit of the mean (or largest) probability of each label over the windows."""
+        probabilities = 1.0 / (1.0 + np.exp(-windows.astype(np.float64)))  # [windows, C]
+        pooled = probabilities.mean(axis=0) if pool == "mean" else probabilities.max(axis=0)
+        pooled = np.clip(pooled, 1e-15, 1.0 - 1e-15)
+        return np.asarray(np.log(pooled) - np.log1p(-pooled))
 
     def inputs_and_targets(
         self, encoded: Encoded, row: Row, rng: random.Random | None

@@ -83,6 +83,10 @@ class QuestionAnsweringTask(Task):
         questions, contexts = ([row[column] for row in rows] for column in ("question", "context"))
         return encode_windows(tokenizer, questions, contexts, max_length, self.stride)
 
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        """Return what `encode` does: contexts are always read in windows."""
+        return self.encode(tokenizer, rows, max_length)
+
     def inputs_and_targets(
         self, encoded: Encoded, row: Row, rng: random.Random | None
     ) -> tuple[list[int], tuple[int, int]]:

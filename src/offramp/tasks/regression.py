@@ -15,7 +15,7 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, Task, WindowPool, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,6 +78,12 @@ class RegressionTask(Task):
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
+
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return _texts.encode_column_windows(tokenizer, rows, self.texts, max_length)
+
+    def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
+        return np.asarray(windows.mean(axis=0) if pool == "mean" else windows.max(axis=0))
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], float]:
         return encoded.ids, float(row["label"])

@@ -10,6 +10,7 @@ entity counts only with its exact words and its exact type.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from offramp.data.tokenization import Tokenizer
 
 OUTSIDE = "O"
+WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")  # of a raw sentence: words, and other characters one by one
 Entity = tuple[str, int, int]  # type, first word, last word
 
 
@@ -77,7 +79,13 @@ class TaggingTask(Task):
                     )
 
     def check_inputs(self, rows: Rows, source: str) -> None:
-        _check_words(rows, source)
+        """Check words, or raw sentences in the column `text`."""
+        for number, row in enumerate(rows, 1):
+            if isinstance(raw := _raw_text(row), str):
+                if not raw.strip():
+                    raise row_error(source, number, "the sentence is empty", "remove the row or fill it in")
+                check_unicode(raw, "text", source, number)
+        _check_words([{"tokens": row_words(row)} if _raw_text(row) is not None else row for row in rows], source)
 
     @property
     def outputs(self) -> int:
@@ -98,7 +106,7 @@ class TaggingTask(Task):
         return None if order is None else replace(self, tags=tuple(self.tags[place] for place in order))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return encode_words(tokenizer, [row["tokens"] for row in rows], max_length)
+        return encode_words(tokenizer, [row_words(row) for row in rows], max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
         targets = [IGNORED_TARGET] * len(encoded.ids)
@@ -126,11 +134,31 @@ class TaggingTask(Task):
         answers = []
         for row, item, scores in zip(rows, encoded, logits, strict=True):
             best = scores.argmax(axis=1).tolist()  # [tokens]
-            tags = [OUTSIDE] * len(row["tokens"])
+            tags = [OUTSIDE] * len(row_words(row))
             for place, word in _first_tokens(item):
                 tags[word] = self.tags[best[place]]
             answers.append({"tags": tags})
         return answers
+
+    def add_details(
+        self,
+        predictions: Sequence[dict[str, Any]],
+        rows: Rows,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+    ) -> None:
+        """Add the entities, with characters start…end of the sentence; of a raw sentence also its words.
+
+        Words that were given as a list are joined by spaces. The score of an entity is the mean probability of its
+        words' tags.
+        """
+        for prediction, row, item, scores in zip(predictions, rows, encoded, logits, strict=True):
+            raw, words = _raw_text(row), row_words(row)
+            if raw is not None:
+                prediction["tokens"] = list(words)
+            if self.metric == "entity_f1":
+                text, spans = _spans(words) if raw is None else (raw, [found.span() for found in WORD.finditer(raw)])
+                prediction["entities"] = _scored_entities(prediction["tags"], text, spans, item, scores)
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         pairs = ((a["tags"], b["tags"]) for a, b in zip(predictions, full, strict=True))
@@ -147,6 +175,46 @@ class TaggingTask(Task):
     @cached_property
     def _index(self) -> dict[str, int]:
         return {tag: index for index, tag in enumerate(self.tags)}
+
+
+def row_words(row: Row) -> Sequence[str]:
+    """Return the words of a row: its tokens, or those of its raw sentence."""
+    raw = _raw_text(row)
+    words: Sequence[str] = row["tokens"] if raw is None else WORD.findall(raw)
+    return words
+
+
+def _raw_text(row: Row) -> str | None:
+    """Return the sentence of a row that is not split into words; None if it is."""
+    given = row.get("tokens")
+    if given is None:
+        given = row.get("text")
+    return given if isinstance(given, str) else None
+
+
+def _spans(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Return words joined by spaces, and the first and last character of each."""
+    spans, start = [], 0
+    for word in words:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(words), spans
+
+
+def _scored_entities(
+    tags: Sequence[str], text: str, spans: Sequence[tuple[int, int]], encoded: Encoded, logits: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return the entities of one sentence as users read them."""
+    raw = logits.astype(np.float64)
+    best = 1.0 / np.exp(raw - raw.max(axis=1, keepdims=True)).sum(axis=1)  # [tokens], probability of the best tag
+    certainty = {word: float(best[place]) for place, word in _first_tokens(encoded)}
+    found = []
+    for kind, first, last in entities(tags):
+        start, end = spans[first][0], spans[last][1]
+        scores = [certainty[word] for word in range(first, last + 1) if word in certainty]
+        score = sum(scores) / max(1, len(scores))
+        found.append({"type": kind, "text": text[start:end], "start": start, "end": end, "score": score})
+    return found
 
 
 def _first_tokens(encoded: Encoded) -> Iterator[tuple[int, int]]:
