@@ -27,6 +27,10 @@ def command(
         int, typer.Option(min=0, help="at the end measure the speed of every run on N rows; 0: do not")
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="run cells as tasks on Ray: auto, an address, or local for this machine")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="processors of a cell on the cluster")] = 1,
 ) -> None:
     """Train, calibrate and evaluate every method on every data set under the same rules; then write the report."""
     from offramp.cli.printing.console import print_note
@@ -49,6 +53,8 @@ def command(
             collect=collect,
             bench=bench,
             resume=resume,
+            cluster=cluster,
+            threads=threads,
             listener=display.update,
             note=print_note,
             command=command_line(),

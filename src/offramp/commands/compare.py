@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from offramp.commands.report import report
 from offramp.commands.train import TrainRequest, model_source, run_training
 from offramp.data.readers import read_rows
+from offramp.distributed.cluster import connected, run_tasks
 from offramp.errors import OfframpError
 from offramp.evaluation.baselines import tfidf
 from offramp.evaluation.comparison import (
@@ -67,6 +69,8 @@ class ComparisonOutput:
     collect: str | None = None
     time_limit: float | None = None
     command: str = "offramp compare"
+    cluster: str | None = None  # address of a Ray cluster: cells run there, several at a time
+    threads: int = 1  # processors of a cell on the cluster
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def compare(
     collect: str | None = "results",
     bench: int = 0,
     resume: bool = False,
+    cluster: str | None = None,
+    threads: int = 1,
     listener: ComparisonListener = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
     command: str | None = None,
@@ -110,6 +116,9 @@ def compare(
         collect: a folder of earlier results; cells found there do not run again.
         bench: at the end time every run on so many rows; 0 times none.
         resume: continue a comparison that is in `out` already.
+        cluster: run cells as tasks of a Ray cluster, "auto", an address or "local"; all nodes must share `data`, `out`
+            and the models under the same paths.
+        threads: processors of a cell on the cluster.
         listener: is called before every cell and at the end.
         note: is called with a line for every run that is timed.
     """
@@ -119,7 +128,7 @@ def compare(
     training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     plan = ComparisonPlan(find_data_sets(data, rows), named, parse_methods(methods), range(42, 42 + seeds), training)
     command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
-    progress = run_plan(plan, ComparisonOutput(Path(out), collect, limit, command), listener)
+    progress = run_plan(plan, ComparisonOutput(Path(out), collect, limit, command, cluster, threads), listener)
     if bench:
         progress.broken.update(time_runs(progress.cells, Path(out), bench, command, note))
     written = None
@@ -149,9 +158,11 @@ def run_plan(
         elif cell.name in known:  # so that it is in the report beside the others
             write_json(kept, list(known[cell.name].cells))
             progress.collected[cell.name] = known[cell.name].files[0]
-    for cell in progress.cells:
-        if cell.name in progress.done or cell.name in progress.collected:
-            continue
+    pending = [cell for cell in progress.cells if cell.name not in {*progress.done, *progress.collected}]
+    if where.cluster is not None and pending:
+        _run_on_cluster(pending, plan, where, progress, listener)
+        pending = []
+    for cell in pending:
         if _too_late(progress, started, where.time_limit):
             progress.stopped = True
             break
@@ -161,6 +172,79 @@ def run_plan(
     progress.current = ""
     listener(progress)
     return progress
+
+
+@dataclass(frozen=True)
+class ClusterTask:
+    """One cell as a Ray task, or only the training of a plain model that other cells start from."""
+
+    cell: ComparisonCell
+    plan: ComparisonPlan
+    where: ComparisonOutput
+    folder: str  # in which relative paths of the plan are meant
+    only_train: bool = False
+
+
+def run_cluster_task(task: ClusterTask) -> tuple[float, Any]:
+    """Run a cell on a node and return its seconds and result cells; none if it was only trained."""
+    os.chdir(task.folder)
+    began = time.monotonic()
+    result: Any = None
+    if task.only_train:
+        trained_run(task.cell, task.plan, task.where.out)
+    else:
+        result = run_cell(task.cell, task.plan, task.where)
+    return time.monotonic() - began, result
+
+
+def _run_on_cluster(
+    pending: Sequence[ComparisonCell],
+    plan: ComparisonPlan,
+    where: ComparisonOutput,
+    progress: ComparisonProgress,
+    listener: ComparisonListener,
+) -> None:
+    """Run cells as Ray tasks: first the plain models, because all others start from them, then the rest."""
+    started, folder = time.monotonic(), str(Path.cwd())
+    plain = {cell.name: _plain_cell(cell) for cell in pending if cell.method != TFIDF}
+    missing = {one.name: one for one in plain.values() if not is_run(where.out / "runs" / one.name)}
+    listed = {cell.name: cell for cell in pending}
+    first = [ClusterTask(cell, plan, where, folder, name not in listed) for name, cell in missing.items()]
+    later = [ClusterTask(cell, plan, where, folder) for cell in pending if cell.name not in missing]
+    failed: set[str] = set()
+    with connected(where.cluster or "auto"):
+        for wave in (first, later):
+            tasks = [task for task in wave if plain.get(task.cell.name, task.cell).name not in failed]
+            for task in wave:
+                if task not in tasks:
+                    progress.broken[task.cell.name] = "the plain model that it starts from could not be trained"
+            progress.current = f"{len(tasks)} cells on the cluster"
+            listener(progress)
+            ended = 0
+            for task, result, error in run_tasks(
+                run_cluster_task,
+                tasks,
+                where.cluster or "auto",
+                where.threads,
+                lambda: not _too_late(progress, started, where.time_limit),
+            ):
+                ended += 1
+                if error is not None:
+                    failed.add(task.cell.name)
+                    progress.broken[task.cell.name] = f"{type(error).__name__}: {error}"
+                elif not task.only_train:
+                    write_json(where.out / "cells" / f"{task.cell.name}.json", result[1])
+                    progress.done.append(task.cell.name)
+                    progress.spent.append(result[0])
+                listener(progress)
+            if ended < len(tasks):
+                progress.stopped = True
+                return
+
+
+def _plain_cell(cell: ComparisonCell) -> ComparisonCell:
+    """Return the cell of plain fine-tuning that a cell starts from."""
+    return ComparisonCell(cell.data, cell.model, "full", {}, cell.seed)
 
 
 def _too_late(progress: ComparisonProgress, started: float, limit: float | None) -> bool:
@@ -195,8 +279,7 @@ def trained_run(cell: ComparisonCell, plan: ComparisonPlan, out: Path) -> str:
     """Return the run folder of a cell, trained first if need be; all methods start from the plain fine-tuned model."""
     run = out / "runs" / cell.name
     if not is_run(run):
-        plain = ComparisonCell(cell.data, cell.model, "full", {}, cell.seed)
-        init = None if cell.method == "full" else trained_run(plain, plan, out)
+        init = None if cell.method == "full" else trained_run(_plain_cell(cell), plan, out)
         data = cell.data
         request = TrainRequest(
             cell.model,
