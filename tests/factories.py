@@ -30,9 +30,10 @@ import offramp.backbones  # noqa: F401  # registers our own family with transfor
 from offramp import engines, methods, tasks
 from offramp.commands.train import TrainRequest, run_training
 from offramp.core.attention import AttentionScores
+from offramp.core.columns import ORIGIN, POSITION
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Policy
+from offramp.core.policy import Needs, Policy
 from offramp.data.tokenization import Encoded
 from offramp.decoding.beam_search import GenerationRules, Hypothesis, generate
 from offramp.decoding.decoder import generation_rules, pad_packed, step_decoder
@@ -341,7 +342,7 @@ class ExitAt(Policy):
         self.plan = plan
 
     def should_exit(self, layer: int, s: State) -> Tensor | None:
-        return torch.isin(s.packed.rows["origin"], torch.tensor(self.plan.get(layer, []), dtype=torch.int64))
+        return torch.isin(s.packed.rows[ORIGIN], torch.tensor(self.plan.get(layer, []), dtype=torch.int64))
 
 
 class KeepFirst(Policy):
@@ -357,7 +358,22 @@ class KeepFirst(Policy):
         return self._keep(layer, s) if self.moment == "after_attention" else None
 
     def _keep(self, layer: int, s: State) -> Tensor | None:
-        return s.packed.tokens["position"] < self.plan[layer] if layer in self.plan else None
+        return s.packed.tokens[POSITION] < self.plan[layer] if layer in self.plan else None
+
+
+class DropLittleAttended(Policy):
+    """Drops tokens that received little attention from the others in one layer."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+    def needs(self, layer: int) -> Needs:
+        return Needs(after_attention=True, scores=True)
+
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
+        assert scores is not None
+        first = s.packed.tokens[POSITION] == 0
+        return (scores.columns - scores.diagonal > 0.5) | first if layer == self.layer else None
 
 
 class SetGates(Policy):
@@ -368,7 +384,7 @@ class SetGates(Policy):
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         gates = torch.tensor(self.plan.get(layer, [1.0]))
-        place = s.packed.tokens["position"].clamp(max=len(gates) - 1)
+        place = s.packed.tokens[POSITION].clamp(max=len(gates) - 1)
         s.packed = s.packed.with_tokens(gate=gates[place])
         return None
 

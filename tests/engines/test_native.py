@@ -15,10 +15,9 @@ from torch import Tensor
 from offramp import engines, methods
 from offramp.core.columns import PATIENCE, TEMPERATURES, THRESHOLDS
 from offramp.core.engine import Engine
-from offramp.core.layout import AttentionScores
-from offramp.core.loop import Result, State, run
+from offramp.core.loop import Result, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Needs, PairPolicy, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.core.rules import ExitRule
 from offramp.engines import EngineOptions
 from offramp.engines.native import import_native, unserved_reason
@@ -42,26 +41,14 @@ RULE_SETTINGS = {  # settings at which rows of random models leave at different 
 LENGTHS = (9, 3, 17, 5, 1, 33, 2, 60, 16)
 
 
-class Significance(Policy):
-    """Drops tokens that received little attention."""
-
-    def needs(self, layer: int) -> Needs:
-        return Needs(after_attention=True, scores=True)
-
-    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
-        assert scores is not None
-        first = s.packed.tokens["position"] == 0
-        return (scores.columns - scores.diagonal > 0.5) | first if layer == 2 else None
-
-
 MOMENTS: dict[str, Policy] = {
     "full depth": Policy(),
     "exits": factories.ExitAt({0: [1], 1: [0], 2: [2]}),
     "tokens drop before a layer": factories.KeepFirst({2: 4}, "before_layer"),
     "tokens drop between the halves": factories.KeepFirst({2: 4}, "after_attention"),
-    "scores": Significance(),
+    "scores": factories.DropLittleAttended(2),
     "idle tokens": factories.SetGates({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
-    "idle tokens and scores": PairPolicy(factories.SetGates({2: [1.0, 1.0, 0.0]}), Significance()),
+    "idle tokens and scores": PairPolicy(factories.SetGates({2: [1.0, 1.0, 0.0]}), factories.DropLittleAttended(2)),
 }
 
 

@@ -8,34 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import offramp
 from offramp import engines
-from offramp.core.attention import AttentionScores
-from offramp.core.loop import Engine, Result, State, run
+from offramp.core.loop import Engine, Result, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import Needs, PairPolicy, Policy
+from offramp.core.policy import PairPolicy, Policy
 from offramp.engines import EngineOptions
 from offramp.nn.exit_policies import ExitOptions, build_exit_heads
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import get
 from tests import factories
-from tests.factories import ExitAt, KeepFirst, SetGates
+from tests.factories import DropLittleAttended, ExitAt, KeepFirst, SetGates
 
 RAGGED, EVEN, ONE_LONG = [9, 3, 17, 5], [5, 5, 5], [7, 1, 1, 120]
-
-
-class Significance(Policy):
-    """Drops what received less attention than the middle of its batch of one row, or by place: scores at work."""
-
-    def needs(self, layer: int) -> Needs:
-        return Needs(after_attention=True, scores=True)
-
-    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
-        assert scores is not None
-        first = s.packed.tokens["position"] == 0
-        return (scores.columns - scores.diagonal > 0.5) | first if layer == 2 else None
 
 
 MOMENTS: dict[str, Policy] = {
@@ -43,9 +29,9 @@ MOMENTS: dict[str, Policy] = {
     "exits": ExitAt({0: [1], 1: [0], 2: [2]}),
     "tokens drop before a layer": KeepFirst({2: 4}, "before_layer"),
     "tokens drop between the halves": KeepFirst({2: 4}, "after_attention"),
-    "scores": Significance(),
+    "scores": DropLittleAttended(2),
     "idle tokens": SetGates({2: [1.0, 1.0, 0.0], 3: [1.0, 0.3, 0.0, 1.0]}),
-    "idle tokens and scores": PairPolicy(SetGates({2: [1.0, 1.0, 0.0]}), Significance()),
+    "idle tokens and scores": PairPolicy(SetGates({2: [1.0, 1.0, 0.0]}), DropLittleAttended(2)),
 }
 
 

@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa and ELECTRA share: the same layer attributes and the same plain heads."""
+"""What BERT and related families share: layer attributes, embeddings, plain heads."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offramp.backbones import EmbeddingTables, Head, token_head
+from offramp.backbones import EmbeddingTables, Head, row_head, token_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.columns import ID, POSITION, TYPE
+from offramp.core.head_spec import LinearStep
 from offramp.core.packed import Packed
 
 
 def bert_layers(stack: Any, heads: int) -> list[PostNormLayer]:
     """Return the layers of a `…Encoder.layer` list."""
-    return [PostNormLayer(_sublayers(layer), heads) for layer in stack]
+    return [PostNormLayer(bert_sublayers(layer), heads) for layer in stack]
 
 
-def _sublayers(layer: Any) -> Sublayers:
+def bert_sublayers(layer: Any, suffix: str = "") -> Sublayers:
+    """Return the modules of a layer; names of its query, key and value projections may end in a suffix."""
     own, out = layer.attention.self, layer.attention.output
     return Sublayers(
-        query=own.query,
-        key=own.key,
-        value=own.value,
+        query=getattr(own, f"query{suffix}"),
+        key=getattr(own, f"key{suffix}"),
+        value=getattr(own, f"value{suffix}"),
         attention_dropout=own.dropout,
         out=out.dense,
         out_dropout=out.dropout,
@@ -59,3 +61,14 @@ def plain_token_head(model: Any, auto_class: str) -> Head | None:
     if auto_class == "AutoModelForQuestionAnswering":
         return token_head(model.qa_outputs, model.qa_outputs)
     return None
+
+
+def roberta_head(model: Any, auto_class: str) -> Head | None:
+    """Return the model's own head in families whose classifier is RoBERTa's: dense, tanh, projection."""
+    if auto_class == "AutoModelForSequenceClassification":
+        own = model.classifier
+        steps = (LinearStep(own.dense, "tanh"), LinearStep(own.out_proj))
+        return row_head(lambda x: own(x[:, None]), own, steps=steps)
+    if auto_class == "AutoModelForMaskedLM":
+        return token_head(model.lm_head, model.lm_head)
+    return plain_token_head(model, auto_class)

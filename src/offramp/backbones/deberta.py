@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from offramp.backbones import Encoder, Head, linear_macs, row_head, token_head
-from offramp.backbones._bert_like import plain_token_head
-from offramp.backbones._post_norm import PostNormLayer, Sublayers
+from offramp.backbones._bert_like import bert_sublayers, plain_token_head
+from offramp.backbones._post_norm import PostNormLayer
 from offramp.core.attention import RelativePositions
 from offramp.core.columns import ID, POSITION, TYPE
 from offramp.core.cost import HeadCost, LayerCost
@@ -48,10 +48,10 @@ def encoder(model: Any) -> Encoder:
 def _layer(stack: Any, layer: Any, config: Any) -> PostNormLayer:
     own = layer.attention.self
     if not own.relative_attention:
-        return PostNormLayer(_sublayers(layer), config.num_attention_heads)
+        return PostNormLayer(bert_sublayers(layer, "_proj"), config.num_attention_heads)
     positions = _Positions(stack, own, config.num_attention_heads)
     terms = 1 + len(positions.kinds)
-    result = PostNormLayer(_sublayers(layer), config.num_attention_heads, positions, terms**-0.5)
+    result = PostNormLayer(bert_sublayers(layer, "_proj"), config.num_attention_heads, positions, terms**-0.5)
     cost, extra = result.cost, float(own.all_head_size * 2 * own.pos_ebd_size)  # every token with every entry
     query, key = extra * ("c2p" in positions.kinds), extra * ("p2c" in positions.kinds)
     result.cost = LayerCost(cost.query + query, cost.key + key, cost.pair, cost.feed)
@@ -104,24 +104,6 @@ class _Positions:
 def _buckets(distances: Tensor, attention: Any) -> Tensor:
     buckets: Tensor = make_log_bucket_position(distances, attention.position_buckets, attention.max_relative_positions)
     return buckets.long()
-
-
-def _sublayers(layer: Any) -> Sublayers:
-    own, out = layer.attention.self, layer.attention.output
-    return Sublayers(
-        query=own.query_proj,
-        key=own.key_proj,
-        value=own.value_proj,
-        attention_dropout=own.dropout,
-        out=out.dense,
-        out_dropout=out.dropout,
-        attention_norm=out.LayerNorm,
-        up=layer.intermediate.dense,
-        activation=layer.intermediate.intermediate_act_fn,
-        down=layer.output.dense,
-        down_dropout=layer.output.dropout,
-        feed_norm=layer.output.LayerNorm,
-    )
 
 
 def head(model: Any, auto_class: str) -> Head | None:

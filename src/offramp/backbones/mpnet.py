@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import bert_tables, plain_token_head
+from offramp.backbones import Encoder, Head
+from offramp.backbones._bert_like import bert_tables, roberta_head
 from offramp.backbones._post_norm import PostNormLayer, Sublayers
 from offramp.core.attention import RelativePositions
 from offramp.core.columns import ID, POSITION
-from offramp.core.head_spec import LinearStep
 from offramp.core.packed import Packed
 
 MODEL_TYPES = ("mpnet",)
@@ -64,10 +63,4 @@ def _sublayers(layer: Any) -> Sublayers:
 
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
-    if auto_class == "AutoModelForSequenceClassification":
-        own = model.classifier
-        steps = (LinearStep(own.dense, "tanh"), LinearStep(own.out_proj))
-        return row_head(lambda x: own(x[:, None]), own, steps=steps)
-    if auto_class == "AutoModelForMaskedLM":
-        return token_head(model.lm_head, model.lm_head)
-    return plain_token_head(model, auto_class)
+    return roberta_head(model, auto_class)

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from offramp.backbones import Encoder, Head, row_head, token_head
-from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, plain_token_head
-from offramp.core.head_spec import LinearStep
+from offramp.backbones import Encoder, Head
+from offramp.backbones._bert_like import bert_embeddings, bert_layers, bert_tables, roberta_head
 
 MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
 
@@ -26,10 +25,4 @@ def encoder(model: Any) -> Encoder:
 
 def head(model: Any, auto_class: str) -> Head | None:
     """Return the model's own head: the last exit."""
-    if auto_class == "AutoModelForSequenceClassification":
-        own = model.classifier
-        steps = (LinearStep(own.dense, "tanh"), LinearStep(own.out_proj))
-        return row_head(lambda x: own(x[:, None]), own, steps=steps)
-    if auto_class == "AutoModelForMaskedLM":
-        return token_head(model.lm_head, model.lm_head)
-    return plain_token_head(model, auto_class)
+    return roberta_head(model, auto_class)

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_text_windows, encode_texts
 from offramp.errors import OfframpError
+from offramp.tasks import Task
 
 if TYPE_CHECKING:
     from offramp.data.tokenization import Tokenizer
 
 Rows = Sequence[Mapping[str, Any]]
 SINGLE, PAIR = ("text",), ("text_a", "text_b")
+
+
+class TextTask(Task):
+    """A task with one answer per text or pair of texts; a subclass has the field `texts`, the columns that are read."""
+
+    texts: tuple[str, ...]
+
+    kind: ClassVar[Literal["row", "token"]] = "row"
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    pipeline: ClassVar[str] = "text-classification"
+
+    @classmethod
+    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
+        return text_columns(rows)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return self.texts
+
+    def check_inputs(self, rows: Rows, source: str) -> None:
+        check_texts(rows, self.texts, source)
+
+    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return encode_columns(tokenizer, rows, self.texts, max_length)
+
+    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
+        return encode_column_windows(tokenizer, rows, self.texts, max_length)
+
+
+def label_config(labels: Sequence[str], problem_type: str) -> dict[str, Any]:
+    """Return what a Hugging Face configuration keeps of labels in the order of the logits."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+        "problem_type": problem_type,
+    }
 
 
 def text_columns(rows: Rows) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,38 +16,25 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, WindowPool, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, WindowPool, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from offramp.data.tokenization import Tokenizer
 
 SEPARATOR = ","  # between labels in a column of text (CSV)
 
 
 @dataclass(frozen=True)
-class MultiLabelTask(Task):
+class MultiLabelTask(_texts.TextTask):
     """Labels in the order of the logits; `texts` are the columns that are read. Rows have a list in `labels`."""
 
     labels: tuple[str, ...]
     texts: tuple[str, ...] = _texts.SINGLE
 
     name: ClassVar[str] = "multi_label"
-    kind: ClassVar[Literal["row", "token"]] = "row"
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    pipeline: ClassVar[str] = "text-classification"
     target: ClassVar[str] = "labels"
     metric: ClassVar[str] = "micro_f1"
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
-
-    @classmethod
-    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
-        return _texts.text_columns(rows)
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return self.texts
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
@@ -68,21 +55,12 @@ class MultiLabelTask(Task):
                     given = f"the label {label!r}, which the model lacks; it has {', '.join(self.labels[:20])}"
                     raise _texts.row_error(source, number, given, "correct the label or remove it")
 
-    def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check_texts(rows, self.texts, source)
-
     @property
     def outputs(self) -> int:
         return len(self.labels)
 
     def config(self) -> dict[str, Any]:
-        named = dict(enumerate(self.labels))
-        return {
-            "num_labels": self.outputs,
-            "id2label": named,
-            "label2id": {label: index for index, label in named.items()},
-            "problem_type": "multi_label_classification",
-        }
+        return _texts.label_config(self.labels, "multi_label_classification")
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
@@ -94,12 +72,6 @@ class MultiLabelTask(Task):
     def with_model_labels(self, names: Sequence[str]) -> Self | None:
         order = _texts.label_order(self.labels, names)
         return None if order is None else replace(self, labels=tuple(self.labels[place] for place in order))
-
-    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
-
-    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode_column_windows(tokenizer, rows, self.texts, max_length)
 
     def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
         """Return the logit of the mean (or largest) probability of each label over the windows."""

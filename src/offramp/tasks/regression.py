@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,35 +15,22 @@ from torch import Tensor
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
-from offramp.tasks import Reduction, Row, Rows, Task, WindowPool, _loss, _texts
+from offramp.tasks import Reduction, Row, Rows, WindowPool, _loss, _texts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from offramp.data.tokenization import Tokenizer
-
 
 @dataclass(frozen=True)
-class RegressionTask(Task):
+class RegressionTask(_texts.TextTask):
     """Labels are not scaled, so that plain transformers predicts the same numbers."""
 
     texts: tuple[str, ...] = _texts.SINGLE
 
     name: ClassVar[str] = "regression"
-    kind: ClassVar[Literal["row", "token"]] = "row"
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    pipeline: ClassVar[str] = "text-classification"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
     provides: ClassVar[frozenset[str]] = frozenset({"example_error", "one answer a row"})  # no distribution
-
-    @classmethod
-    def columns_for(cls, rows: Rows) -> tuple[str, ...]:
-        return _texts.text_columns(rows)
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        return self.texts
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
@@ -63,9 +50,6 @@ class RegressionTask(Task):
                 fix = "write a number, remove the row, or use --task classification for classes"
                 raise _texts.row_error(source, number, given, fix)
 
-    def check_inputs(self, rows: Rows, source: str) -> None:
-        _texts.check_texts(rows, self.texts, source)
-
     def config(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
@@ -75,12 +59,6 @@ class RegressionTask(Task):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(tuple(content["texts"]))
-
-    def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode_columns(tokenizer, rows, self.texts, max_length)
-
-    def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return _texts.encode_column_windows(tokenizer, rows, self.texts, max_length)
 
     def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
         return np.asarray(windows.mean(axis=0) if pool == "mean" else windows.max(axis=0))
