@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "offramp"
 BANNED = {"made", "said", "told", "asked", "nobody", "everybody", "dear"}
 FORMER = {  # names of earlier versions, for which the field has other words
-    *("lesson", "taught", "speaker", "wish", "unsure", "hesitation", "doubt", "wrongness", "departures"),
+    *("lesson", "taught", "speaker", "wish", "wishes", "unsure", "hesitation", "doubt", "wrongness", "departures"),
     *("dearest", "loosest", "relive", "ramp", "ramps", "lexicon"),
 }
 ALLOWED = {  # file → words that it may hold: the error's own field, and the names of stored files

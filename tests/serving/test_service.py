@@ -13,7 +13,7 @@ from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
 from offramp.serving.scheduler import Refusal
-from offramp.serving.service import Service, ServiceSettings, Wishes, Work, check_settings
+from offramp.serving.service import RequestOptions, Service, ServiceSettings, Work, check_settings
 from tests import factories
 
 TEXTS = [row["text"] for row in factories.labelled_rows(count=24, seed=5)]
@@ -33,7 +33,7 @@ def service(predictor: Predictor) -> Iterator[Service]:
     one.stop()
 
 
-def ask(service: Service, texts: list[str], **wishes: Any) -> list[Work]:
+def ask(service: Service, texts: list[str], **options: Any) -> list[Work]:
     done: list[Work] = []
     ended = threading.Event()
 
@@ -43,7 +43,7 @@ def ask(service: Service, texts: list[str], **wishes: Any) -> list[Work]:
             ended.set()
 
     rows = [{"text": text} for text in texts]
-    result = service.submit(rows, service.prepare(rows), Wishes(**wishes), collect)
+    result = service.submit(rows, service.prepare(rows), RequestOptions(**options), collect)
     assert not isinstance(result, Refusal)
     assert ended.wait(60)
     order = {id(ticket.payload): number for number, ticket in enumerate(result[0])}
@@ -107,8 +107,10 @@ def test_work_beyond_the_latency_target_is_refused(predictor: Predictor) -> None
     service = Service("tiny", predictor, ServiceSettings(slo=1e-6))
     rows = [{"text": "a film"}]
     encoded = service.prepare(rows)
-    assert not isinstance(service.submit(rows, encoded, Wishes(), lambda work: None), Refusal), "nothing waits yet"
-    refusal = service.submit(rows, encoded, Wishes(), lambda work: None)
+    assert not isinstance(service.submit(rows, encoded, RequestOptions(), lambda work: None), Refusal), (
+        "nothing waits yet"
+    )
+    refusal = service.submit(rows, encoded, RequestOptions(), lambda work: None)
     assert isinstance(refusal, Refusal) and refusal.retry_after > 0.0
 
 

@@ -164,7 +164,7 @@ class Server:
                 with contextlib.suppress(RuntimeError):  # the loop has ended and no client waits any more
                     loop.call_soon_threadsafe(_resolve, future)
 
-        result = call.service.submit(call.rows, encoded, call.wishes, done)
+        result = call.service.submit(call.rows, encoded, call.options, done)
         if isinstance(result, Refusal):
             fix = "try again later, with a longer deadline, or with fewer inputs"
             raise Problem(429, "Overloaded", f"overloaded: {result.reason}", fix, result.retry_after)

@@ -1,4 +1,4 @@
-"""What all protocols share: bounded bodies, bounded JSON, problems, and the wishes of a request."""
+"""What all protocols share: bounded bodies, bounded JSON, problems, and the options of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.serving.scheduler import DEFAULT_PRIORITY
-from offramp.serving.service import Wishes
+from offramp.serving.service import RequestOptions
 
 STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
 OPENING = re.compile(rb"[\[{]")
@@ -121,7 +121,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-class WishFields(BaseModel):
+class RequestOptionFields(BaseModel):
     """Fields of every request that say what an answer may cost and when it must come."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -133,21 +133,21 @@ class WishFields(BaseModel):
     deadline_ms: float | None = Field(default=None, gt=0, le=3_600_000, description="milliseconds from now")
     priority: int | None = Field(default=None, ge=1, le=9, description="1 is served first")
 
-    def wishes(self) -> Wishes:
+    def options(self) -> RequestOptions:
         """Return the fields as one value; at most one kind of budget may be given."""
-        return make_wishes(
+        return make_request_options(
             self.budget, self.max_loss, self.max_disagreement, self.risk, self.deadline_ms, self.priority
         )
 
 
-def make_wishes(
+def make_request_options(
     budget: float | None = None,
     max_loss: float | None = None,
     max_disagreement: float | None = None,
     risk: float | None = None,
     deadline_ms: float | None = None,
     priority: int | None = None,
-) -> Wishes:
+) -> RequestOptions:
     """Return what a request asks for; refuses two budgets at once."""
     given = (budget, max_loss, max_disagreement, risk)
     try:
@@ -155,7 +155,7 @@ def make_wishes(
     except OfframpError as error:
         raise problem_of(error) from error
     own = chosen if any(value is not None for value in given) else None
-    return Wishes(own, None if deadline_ms is None else deadline_ms / 1000, priority or DEFAULT_PRIORITY)
+    return RequestOptions(own, None if deadline_ms is None else deadline_ms / 1000, priority or DEFAULT_PRIORITY)
 
 
 def validate(model: type[M], content: Any) -> M:

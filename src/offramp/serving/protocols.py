@@ -28,15 +28,15 @@ from starlette.responses import Response
 from offramp.serving.http import (
     HTTPLimits,
     Problem,
-    WishFields,
+    RequestOptionFields,
     check_text,
     json_response,
-    make_wishes,
+    make_request_options,
     parse_json,
     sorted_scores,
     validate,
 )
-from offramp.serving.service import Service, Wishes, Work
+from offramp.serving.service import RequestOptions, Service, Work
 from offramp.tasks.tagging import marks_entity
 
 WORDS = re.compile(r"\w+|[^\w\s]")
@@ -46,11 +46,11 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Call:
-    """A parsed request: which run, which inputs, which wishes, and how the answer is written."""
+    """A parsed request: which run, which inputs, which options, and how the answer is written."""
 
     service: Service
     rows: Rows
-    wishes: Wishes
+    options: RequestOptions
     render: Callable[[list[Work]], Response]
 
 
@@ -137,8 +137,8 @@ def label_scores(service: Service, work: Work, function: str | None = None) -> l
 # native
 
 
-class NativeRequest(WishFields):
-    """Inputs with wishes."""
+class NativeRequest(RequestOptionFields):
+    """Inputs with options."""
 
     inputs: list[str | list[str] | dict[str, Any]] = Field(description="texts, pairs of texts, or named columns")
     model: str | None = None
@@ -157,7 +157,7 @@ def native(body: bytes, find: Find, limits: HTTPLimits) -> Call:
             predictions.append({**prediction, **spent(work), **times})
         return json_response({"model": service.name, "predictions": predictions})
 
-    return Call(service, rows_of(service, request.inputs, limits), request.wishes(), render)
+    return Call(service, rows_of(service, request.inputs, limits), request.options(), render)
 
 
 def _named(value: Any) -> Any:
@@ -168,7 +168,7 @@ def _named(value: Any) -> Any:
 # Hugging Face
 
 
-class PipelineParameters(WishFields):
+class PipelineParameters(RequestOptionFields):
     """Parameters of a pipeline; those of other tasks are ignored."""
 
     top_k: int | None = Field(default=None, ge=1)
@@ -177,7 +177,7 @@ class PipelineParameters(WishFields):
     ignore_labels: list[str] | None = None
 
 
-class PipelineRequest(WishFields):
+class PipelineRequest(RequestOptionFields):
     """What `InferenceClient` sends."""
 
     inputs: str | list[str] | dict[str, Any]
@@ -190,7 +190,7 @@ def hugging_face(body: bytes, find: Find, limits: HTTPLimits, name: str | None =
     service, parameters = find(name), request.parameters or PipelineParameters()
     items = request.inputs if isinstance(request.inputs, list) else [request.inputs]
     rows = rows_of(service, items, limits)
-    wishes = request.wishes() if request.wishes() != Wishes() else parameters.wishes()
+    options = request.options() if request.options() != RequestOptions() else parameters.options()
     shapes: dict[str, Callable[[Work, Mapping[str, Any]], Any]] = {
         "text-classification": lambda work, row: _pipeline_labels(service, work, parameters),
         "token-classification": lambda work, row: entities_of(work, row, parameters),
@@ -206,7 +206,7 @@ def hugging_face(body: bytes, find: Find, limits: HTTPLimits, name: str | None =
         nested = service.task.pipeline in ("text-classification", "translation") or isinstance(request.inputs, list)
         return json_response(content if nested else content[0])
 
-    return Call(service, rows, wishes, render)
+    return Call(service, rows, options, render)
 
 
 def _pipeline_labels(service: Service, work: Work, parameters: PipelineParameters) -> list[dict[str, Any]]:
@@ -256,7 +256,7 @@ def entities_of(work: Work, row: Mapping[str, Any], parameters: PipelineParamete
 # Text Embeddings Inference
 
 
-class TEIPredictRequest(WishFields):
+class TEIPredictRequest(RequestOptionFields):
     """A text, a pair of texts, or a batch of such lists."""
 
     inputs: str | list[str] | list[list[str]]
@@ -279,10 +279,10 @@ def tei_predict(body: bytes, find: Find, limits: HTTPLimits) -> Call:
         scores = [label_scores(service, work, "none" if request.raw_scores else None) for work in works]
         return json_response(scores if batch else scores[0])
 
-    return Call(service, rows, request.wishes(), render)
+    return Call(service, rows, request.options(), render)
 
 
-class TEIRerankRequest(WishFields):
+class TEIRerankRequest(RequestOptionFields):
     """A query and texts to order by it; for models of pairs."""
 
     query: str
@@ -304,7 +304,7 @@ def tei_rerank(body: bytes, find: Find, limits: HTTPLimits) -> Call:
         found = [{"index": place, "score": scores[place], **text} for place, text in zip(order, texts, strict=True)]
         return json_response(found)
 
-    return Call(service, rows, request.wishes(), render)
+    return Call(service, rows, request.options(), render)
 
 
 def pair_score(work: Work, raw: bool = False) -> float:
@@ -320,7 +320,7 @@ def pair_score(work: Work, raw: bool = False) -> float:
 # vLLM
 
 
-class ClassifyRequest(WishFields):
+class ClassifyRequest(RequestOptionFields):
     """One text or several."""
 
     model: str | None = None
@@ -343,10 +343,10 @@ def vllm_classify(body: bytes, find: Find, limits: HTTPLimits) -> Call:
             data.append({"index": index, **shown, **spent(work)})
         return json_response(_vllm_list("classify", service, works, data))
 
-    return Call(service, rows, request.wishes(), render)
+    return Call(service, rows, request.options(), render)
 
 
-class ScoreRequest(WishFields):
+class ScoreRequest(RequestOptionFields):
     """Pairs: one text with one or many, or as many with as many."""
 
     model: str | None = None
@@ -373,7 +373,7 @@ def vllm_score(body: bytes, find: Find, limits: HTTPLimits) -> Call:
         ]
         return json_response(_vllm_list("score", service, works, data))
 
-    return Call(service, rows, request.wishes(), render)
+    return Call(service, rows, request.options(), render)
 
 
 def _vllm_list(kind: str, service: Service, works: Sequence[Work], data: list[dict[str, Any]]) -> dict[str, Any]:
@@ -407,8 +407,8 @@ class InferOutput(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class InferParameters(WishFields):
-    """Triton's `timeout` (microseconds) and `priority`, and the wishes of all requests."""
+class InferParameters(RequestOptionFields):
+    """Triton's `timeout` (microseconds) and `priority`, and the options of all requests."""
 
     timeout: int | None = Field(default=None, ge=0)
     priority: int | None = Field(default=None, ge=0)
@@ -454,14 +454,14 @@ def infer(body: bytes, find: Find, limits: HTTPLimits, name: str, header_length:
     def render(works: list[Work]) -> Response:
         return _infer_response(service, works, request.id, wanted, binary)
 
-    return Call(service, rows_of(service, items, limits), _infer_wishes(parameters), render)
+    return Call(service, rows_of(service, items, limits), _infer_options(parameters), render)
 
 
-def _infer_wishes(parameters: InferParameters) -> Wishes:
+def _infer_options(parameters: InferParameters) -> RequestOptions:
     deadline = parameters.timeout / 1000 if parameters.timeout else parameters.deadline_ms
     priority = min(9, parameters.priority) if parameters.priority else None  # 0 is Triton's default level
     budgets = parameters.budget, parameters.max_loss, parameters.max_disagreement, parameters.risk
-    return make_wishes(*budgets, deadline, priority)
+    return make_request_options(*budgets, deadline, priority)
 
 
 def tensor_names(service: Service) -> tuple[str, ...]:

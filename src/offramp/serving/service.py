@@ -49,7 +49,7 @@ class ServiceSettings:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RequestOptions:
     """What one request asks for besides its inputs."""
 
     budget: Budget | None = None
@@ -167,26 +167,26 @@ class Service:
         self,
         rows: Sequence[Mapping[str, Any]],
         encoded: Sequence[Sequence[Encoded]],
-        wishes: Wishes,
+        options: RequestOptions,
         done: Callable[[Work], None],
     ) -> tuple[list[Ticket], Worker] | Refusal:
         """Send inputs to the worker with the shortest predicted wait, or refuse all of them."""
-        gear, now = self.gear_for(wishes.budget), self.clock()
+        gear, now = self.gear_for(options.budget), self.clock()
         worker = min(self.workers, key=lambda one: one.scheduler.predicted_wait())
         scheduler = worker.scheduler
         wait = scheduler.predicted_wait()
-        deadline = math.inf if wishes.deadline is None else now + wishes.deadline
-        if wishes.deadline is None:
+        deadline = math.inf if options.deadline is None else now + options.deadline
+        if options.deadline is None:
             cheapest = scheduler.predicted_wait(self.ladder[self.governor.floor])
             if cheapest > self.settings.slo:
                 return Refusal(f"the predicted wait is {1000 * cheapest:.0f} ms", cheapest)
         elif gear is None:
             tokens = sum(len(one.ids) for each in encoded for one in each)
-            gear = self._gear_in_time(scheduler, tokens, wishes.deadline - wait)
+            gear = self._gear_in_time(scheduler, tokens, options.deadline - wait)
         tickets = []
         for row, own in zip(rows, encoded, strict=True):
             work = Work(row, done, tokens=sum(len(one.ids) for one in own), encoded=own)
-            tickets.append(Ticket(own, now, gear, deadline, wishes.priority, work))
+            tickets.append(Ticket(own, now, gear, deadline, options.priority, work))
         refusal = worker.submit(tickets)
         return (tickets, worker) if refusal is None else refusal
 
