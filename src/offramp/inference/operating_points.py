@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from offramp.inference.budget import Budget
 from offramp.utils.files import read_json, write_json
 
 BLOCK_BYTES, BLOCKS = 4096, 256  # what a fingerprint reads of a file of weights: block size, and how many blocks
+SIGNED_METRICS = ("pearson", "spearman", "matthews")  # correlations: −1 to 1
 EXACT = "fp32"  # the precision in which all engines decide alike
 
 
@@ -111,6 +112,12 @@ class OperatingPoints:
     engine: str | None = None  # that the points were calibrated on; None: of format 1, which does not say
     precision: str | None = None
     default: dict[str, Any] | None = None  # the budget that is used when none is given: its kind and value
+
+    def __post_init__(self) -> None:
+        """Raise expected scores to the least value of the metric: what is subtracted for luck must not pass it."""
+        if self.higher_is_better and self.metric not in SIGNED_METRICS:
+            raised = tuple(point if point.score >= 0.0 else replace(point, score=0.0) for point in self.points)
+            object.__setattr__(self, "points", raised)
 
     def better(self, a: float, b: float) -> bool:
         """Return whether score `a` beats score `b`."""

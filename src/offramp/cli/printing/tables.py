@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from offramp.cli.printing.console import out, print_line
+from offramp.cli.printing.console import out, print_line, print_table
 from offramp.evaluation.collect import collect_results
 from offramp.evaluation.curves import BATCH
 from offramp.evaluation.result_cells import model_name
@@ -49,7 +49,7 @@ def _text(value: Any) -> str:
 
 def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     """Print operating points, the one for a budget unless that is the default, and what was proven and timed."""
-    out.print(points_table(points))
+    print_table(points_table(points))
     if budget is not None and budget.kind != "default":
         point = points.choose(budget)
         print_line(f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
@@ -66,7 +66,7 @@ def print_trained(trained: TrainedRun, run: str) -> None:
     """Print the operating points of a new run and the command to type next; only the first process prints."""
     if int(os.environ.get("RANK", "0")) != 0:
         return
-    out.print(points_table(trained.points))
+    print_table(points_table(trained.points))
     budget = " --budget 0.5" if len(trained.points.points) > 1 else ""
     print_line(f"written to {run}; next: offramp eval {run} --data FILE{budget}")
 
@@ -114,7 +114,7 @@ def print_cell(cell: Mapping[str, Any]) -> None:
     table.add_row("seconds", f"{cell['seconds']:.2f}")
     if cell.get("truncated_rows"):
         table.add_row("truncated rows", str(cell["truncated_rows"]))
-    out.print(table)
+    print_table(table)
 
 
 def print_curve(cells: Sequence[Mapping[str, Any]]) -> None:
@@ -133,7 +133,7 @@ def print_curve(cells: Sequence[Mapping[str, Any]]) -> None:
         metrics = [f"{value:.4f}" for value in spot["metrics"].values()]
         shares = f"{spot['share_of_full']:.4f}", f"{spot['expected']['mac_share']:.4f}"
         table.add_row("point", *metrics, *shares, f"{spot['mean_exit_layer']:.2f}")
-    out.print(table)
+    print_table(table)
 
 
 def print_run(run: str, about: RunInfo) -> None:
@@ -165,7 +165,7 @@ def cells_table(folder: Path) -> Table:
 def print_comparison(comparison: Comparison, out_folder: str) -> None:
     """Print the finished cells, where the report is, what was collected and what broke."""
     if comparison.report is not None:
-        out.print(cells_table(Path(out_folder) / "cells"))
+        print_table(cells_table(Path(out_folder) / "cells"))
         print_line(f"report: {comparison.report}")
     for name, file in comparison.progress.collected.items():
         print_line(f"{name}: already in {file}, not run again")
@@ -210,6 +210,6 @@ def print_demo(found: Mapping[str, Any], run: str) -> None:
             f"{ms['alone']:.2f}",
             f"{speed_up['alone']:.2f}×",
         )
-    out.print(table)
+    print_table(table)
     rounds = size["effort"]["rounds"]
     print_line(DEMO_NEXT.format(out=run.rstrip("/"), batch=BATCH, rounds=rounds, hardware=found["hardware"]))
