@@ -40,6 +40,7 @@ SHARED_NAMES = {  # public functions that several files define, because each fil
     "versions": "engines",
     "load_peer": "peers: one file a runtime",
     "command": "cli: one file a command",
+    "predict": "files in, predictions out: in this process (commands) or on a cluster (distributed)",
 }
 
 

@@ -50,7 +50,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What one request asks for besides its inputs."""
+    """Budget, deadline and priority of one request."""
 
     budget: Budget | None = None
     deadline: float | None = None  # seconds from now
@@ -92,8 +92,9 @@ class Service:
         self.task, self.depth = predictor.task, predictor.network.depth
         normal = self.gears.for_budget(self.settings.budget)
         bounds = self.settings.min_budget, self.settings.max_loss
+        # a proven or limited disagreement stays as promised unless bounds are given
         if bounds == (None, None) and self.settings.budget.kind not in ("risk", "disagreement"):
-            bounds = None, max(DEFAULT_MAX_LOSS, normal.loss or 0.0)  # a promise does not bend unless bounds are given
+            bounds = None, max(DEFAULT_MAX_LOSS, normal.loss or 0.0)
         self.ladder = self.gears.ladder(normal, *bounds)
         target = GovernorSettings(target=self.settings.slo)
         self.governor: Governor[Gear] = Governor(self.ladder, self.ladder.index(normal), target)
@@ -202,7 +203,7 @@ class Service:
     # what workers report
 
     def _tick(self, now: float) -> None:
-        """Let the governor look at the queues, and pass its gear on."""
+        """Update the governor with the predicted wait, and pass its gear on."""
         wait = max(worker.scheduler.predicted_wait() for worker in self.workers)
         with self._lock:
             moved = self.governor.update(now, wait)

@@ -49,7 +49,7 @@ class Worker:
         return refusal
 
     def cancel(self, ticket: Ticket) -> None:
-        """Give an input up."""
+        """Cancel an input."""
         self.scheduler.cancel(ticket)
         self._work.set()
 

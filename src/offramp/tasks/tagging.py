@@ -85,7 +85,7 @@ class TaggingTask(Task):
                 if not raw.strip():
                     raise row_error(source, number, "the sentence is empty", "remove the row or fill it in")
                 check_unicode(raw, "text", source, number)
-        _check_words([{"tokens": row_words(row)} if _raw_text(row) is not None else row for row in rows], source)
+        _check_words([{"tokens": words_of_row(row)} if _raw_text(row) is not None else row for row in rows], source)
 
     @property
     def outputs(self) -> int:
@@ -106,7 +106,7 @@ class TaggingTask(Task):
         return None if order is None else replace(self, tags=tuple(self.tags[place] for place in order))
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
-        return encode_words(tokenizer, [row_words(row) for row in rows], max_length)
+        return encode_words(tokenizer, [words_of_row(row) for row in rows], max_length)
 
     def inputs_and_targets(self, encoded: Encoded, row: Row, rng: random.Random | None) -> tuple[list[int], list[int]]:
         targets = [IGNORED_TARGET] * len(encoded.ids)
@@ -134,7 +134,7 @@ class TaggingTask(Task):
         answers = []
         for row, item, scores in zip(rows, encoded, logits, strict=True):
             best = scores.argmax(axis=1).tolist()  # [tokens]
-            tags = [OUTSIDE] * len(row_words(row))
+            tags = [OUTSIDE] * len(words_of_row(row))
             for place, word in _first_tokens(item):
                 tags[word] = self.tags[best[place]]
             answers.append({"tags": tags})
@@ -153,7 +153,7 @@ class TaggingTask(Task):
         words' tags.
         """
         for prediction, row, item, scores in zip(predictions, rows, encoded, logits, strict=True):
-            raw, words = _raw_text(row), row_words(row)
+            raw, words = _raw_text(row), words_of_row(row)
             if raw is not None:
                 prediction["tokens"] = list(words)
             if self.metric == "entity_f1":
@@ -177,7 +177,7 @@ class TaggingTask(Task):
         return {tag: index for index, tag in enumerate(self.tags)}
 
 
-def row_words(row: Row) -> Sequence[str]:
+def words_of_row(row: Row) -> Sequence[str]:
     """Return the words of a row: its tokens, or those of its raw sentence."""
     raw = _raw_text(row)
     words: Sequence[str] = row["tokens"] if raw is None else WORD.findall(raw)
