@@ -1,0 +1,37 @@
+"""Deployment files agree with the package: versions, probes, the user of the image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """Return the YAML documents of a deployment file."""
+    return [one for one in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if one]
+
+
+def test_probes_use_paths_that_the_server_has() -> None:
+    deployment, service = documents("kubernetes.yaml")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    routes = (ROOT / "src" / "offramp" / "serving" / "app.py").read_text()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert f'"{container[probe]["httpGet"]["path"]}"' in routes
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_ray_version_is_the_tested_one() -> None:
+    (job,) = documents("kuberay-job.yaml")
+    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
+
+
+def test_containers_do_not_run_as_root() -> None:
+    users = re.findall(r"^USER (\d+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
+    assert users == [str(documents("kubernetes.yaml")[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"])]
+    (service,) = documents("compose.yaml")[0]["services"].values()
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
