@@ -123,6 +123,8 @@ class Server:
             self.check_key(request)
             if not self.ready:
                 raise Problem(503, "Unhealthy", "the server is not ready", "try again", 1.0)
+            if len(self.services) == 1 and (refusal := self.first.overload()) is not None:  # before any work is done
+                raise _overloaded(refusal)
             call = parse(await read_body(request, self.settings.limits), self.find, self.settings.limits)
             inputs, model = len(call.rows), call.service.name
             response = await self._answer(request, call, started)
@@ -166,8 +168,7 @@ class Server:
 
         result = call.service.submit(call.rows, encoded, call.options, done)
         if isinstance(result, Refusal):
-            fix = "try again later, with a longer deadline, or with fewer inputs"
-            raise Problem(429, "Overloaded", f"overloaded: {result.reason}", fix, result.retry_after)
+            raise _overloaded(result)
         tickets, worker = result
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -185,6 +186,11 @@ class Server:
         if self.settings.log_texts:
             LOG.info("inputs", extra={"fields": {"inputs": call.rows, "answers": [work.prediction for work in works]}})
         return response
+
+
+def _overloaded(refusal: Refusal) -> Problem:
+    fix = "try again later, with a longer deadline, or with fewer inputs"
+    return Problem(429, "Overloaded", f"overloaded: {refusal.reason}", fix, refusal.retry_after)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

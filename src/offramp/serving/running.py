@@ -18,6 +18,7 @@ from offramp.serving.app import Server
 LOG = logging.getLogger("offramp.serving")
 QUIET = 0.3  # seconds without a request before the process ends: a request on its way is still read and refused
 LONGEST_QUIET = 2.0  # seconds that this is waited for
+SWITCH = 0.0005  # seconds after which a thread yields: a worker must not wait 5 ms for the HTTP thread
 KEEP_ALIVE = 30  # seconds that an idle connection is kept
 
 
@@ -94,6 +95,7 @@ def run_app(app: FastAPI, host: str, port: int, drain: float, max_connections: i
         limit_concurrency=max_connections,
         ws="none",
     )
+    sys.setswitchinterval(SWITCH)
     gc.collect()
     gc.freeze()  # a pass over all objects of the libraries would take a quarter of a second
     DrainingServer(config, server, drain).run()

@@ -27,7 +27,7 @@ from offramp.core import cost, loop
 from offramp.core.columns import ORIGIN
 from offramp.core.loop import State
 from offramp.data.tokenization import Encoded
-from offramp.inference.batching import run_encoded, run_packed
+from offramp.inference.batching import run_encoded
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.outputs import Array, RunOutput
@@ -36,6 +36,7 @@ from offramp.serving.gears import Gear, GearBox
 
 PRIORITIES = range(1, 10)  # 1 is served first
 DEFAULT_PRIORITY = 5
+SMALLEST_BATCH = 128  # tokens that may always share a batch
 Kind = Literal["answered", "expired", "cancelled", "failed"]
 
 
@@ -171,7 +172,7 @@ class Scheduler:
         if not tokens and not batches:
             return 0.0
         counts = self.counts_of(gear or self.gear)
-        groups = math.ceil(tokens / self.limits.batch_tokens)
+        groups = math.ceil(tokens / self.batch_tokens)
         steps = (groups + (1 if batches else 0)) * (1.0 + counts.remaining(-1))
         work = tokens * counts.remaining(-1) + token_layers
         return groups * start.fixed + tokens * start.per_token + steps * layer.fixed + work * layer.per_token
@@ -275,7 +276,15 @@ class Scheduler:
 
     def _room(self) -> bool:
         """Whether another batch may start beside those that run."""
-        return sum(batch.state.packed.total for batch in self.batches) < 2 * self.limits.batch_tokens
+        return sum(batch.state.packed.total for batch in self.batches) < 2 * self.batch_tokens
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch: as many as get through in half the latency target, within the limit."""
+        start, layer, depth = self.costs.start, self.costs.layer, self.counts_of(self.gear).remaining(-1)
+        left = 0.5 * self.limits.target - start.fixed - self.depth * layer.fixed
+        tokens = left / (start.per_token + depth * layer.per_token + 1e-12)
+        return int(min(self.limits.batch_tokens, max(SMALLEST_BATCH, tokens)))
 
     def _waiting_pays(self, ahead: RunningBatch, rows: int, behind: State | None) -> bool:
         """Whether the sum of completion times is smaller if `ahead` waits until rows behind it have caught up.
@@ -285,7 +294,7 @@ class Scheduler:
         layer, place = self.costs.layer, ahead.state.layer
         counts = self.counts_of(next(iter(ahead.gears)))
         if behind is None:
-            tokens = float(min(self.waiting_tokens, self.limits.batch_tokens))
+            tokens = float(min(self.waiting_tokens, self.batch_tokens))
             rows, below, catch_up = min(rows, self.limits.batch_rows), -1, self.costs.start(tokens)
         else:
             tokens, below, catch_up = float(behind.packed.total), behind.layer, 0.0
@@ -293,7 +302,7 @@ class Scheduler:
             catch_up += layer(tokens * counts.surviving(below, passed - 1))
         share = counts.surviving(below, place)
         arriving, own = tokens * share, float(ahead.state.packed.total)
-        if own + arriving > self.limits.batch_tokens or ahead.rows + rows * share > self.limits.batch_rows:
+        if own + arriving > self.batch_tokens or ahead.rows + rows * share > self.limits.batch_rows:
             return False
         alone, together = self._rest(own, place, counts), self._rest(own + arriving, place, counts)
         wait = ahead.rows * (catch_up + together) + rows * (catch_up + share * together)
@@ -311,7 +320,7 @@ class Scheduler:
     # computing
 
     def _start(self, now: float, finished: list[Ticket]) -> None:
-        """Start a batch from the queue: embeddings and exit 0; decoders and rules of an engine run to the end."""
+        """Start a batch from the queue: embeddings and exit 0; a decoder runs to the end."""
         tickets = self._pop(now, finished)
         if not tickets:
             return
@@ -323,16 +332,12 @@ class Scheduler:
             policy, tokens = self.gears.mixed_policy(gears), sum(len(one.ids) for one in encoded)
             if self.network.decoder is not None:
                 self._answer(owners, run_encoded(self.network, self.engine, policy, encoded), finished)
+                self._last = (self.depth, tokens)
                 return
             packed = pack_rows(self.network.task, encoded)
             if _gear(tickets[0]).columns:
                 each = [_gear(ticket).columns for ticket, _ in owners]
                 packed = packed.with_rows(**{name: torch.stack([one[name] for one in each]) for name in each[0]})
-            rule = policy.rule() if len(gears) == 1 else next(iter(gears)).policy.by_row().rule()
-            if rule is not None and rule.measure in self.engine.rule_measures and not self.network.per_token:
-                whole = policy if len(gears) == 1 else next(iter(gears)).policy.by_row()
-                self._answer(owners, run_packed(self.network, self.engine, whole, packed), finished)
-                return
             with torch.inference_mode(), self.engine.running():
                 state = loop.start(self.engine, self.heads, policy, packed.to(self.network.device))
             batch = RunningBatch(state, lane, owners, np.zeros(len(owners)), np.zeros(len(owners)))
@@ -348,7 +353,7 @@ class Scheduler:
         """Return inputs that wait and may share a batch, the most urgent first."""
         tickets: list[Ticket] = []
         others: list[tuple[float, int, Ticket]] = []
-        tokens = rows = 0
+        tokens, rows, most = 0, 0, self.batch_tokens
         while self._heap and len(others) < self.limits.batch_rows:
             entry = heapq.heappop(self._heap)
             ticket = entry[2]
@@ -359,7 +364,7 @@ class Scheduler:
                 continue
             gear = ticket.gear or self.gear
             if tickets:
-                full = tokens + ticket.tokens > self.limits.batch_tokens
+                full = tokens + ticket.tokens > most
                 full = full or rows + len(ticket.encoded) > self.limits.batch_rows
                 if full or ticket.alone or tickets[0].alone:
                     others.append(entry)
@@ -473,7 +478,7 @@ class Scheduler:
             tokens = batch.state.packed.total + other.state.packed.total
             steps = math.ceil(self._remaining(batch))
             moving = 0.1 * self.costs.layer(tokens)  # rows are copied once, which is little beside a layer's products
-            fits = tokens <= self.limits.batch_tokens and batch.rows + other.rows <= self.limits.batch_rows
+            fits = tokens <= self.batch_tokens and batch.rows + other.rows <= self.limits.batch_rows
             if fits and steps * self.costs.layer.fixed > moving:
                 first, second = _compact(other), _compact(batch)
                 batch.state = loop.merge([first.state, second.state])

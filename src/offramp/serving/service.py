@@ -19,6 +19,7 @@ from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
 from offramp.nn.outputs import RunOutput
+from offramp.serving.costs import LinearCost
 from offramp.serving.gears import Gear, GearBox
 from offramp.serving.governor import Governor, GovernorSettings
 from offramp.serving.scheduler import DEFAULT_PRIORITY, Limits, Refusal, Scheduler, Ticket
@@ -28,6 +29,8 @@ from offramp.tasks import Task
 
 LOG = logging.getLogger("offramp.serving")
 AUDIT_PRIORITY = 9
+IDLE = 0.3  # a worker that is busy for a smaller share of the time is idle
+ADMIT = 0.7  # of the latency target: a longer wait in the cheapest gear is refused; the rest is for computing
 DEFAULT_MAX_LOSS = 0.01  # of the metric, of the cheapest gear that load may lead to
 NO_LIMIT = 0.999  # disagreement that is never reported as too much
 
@@ -179,7 +182,7 @@ class Service:
         deadline = math.inf if options.deadline is None else now + options.deadline
         if options.deadline is None:
             cheapest = scheduler.predicted_wait(self.ladder[self.governor.floor])
-            if cheapest > self.settings.slo:
+            if cheapest > ADMIT * self.settings.slo:
                 return Refusal(f"the predicted wait is {1000 * cheapest:.0f} ms", cheapest)
         elif gear is None:
             tokens = sum(len(one.ids) for each in encoded for one in each)
@@ -190,6 +193,11 @@ class Service:
             tickets.append(Ticket(own, now, gear, deadline, options.priority, work))
         refusal = worker.submit(tickets)
         return (tickets, worker) if refusal is None else refusal
+
+    def overload(self) -> Refusal | None:
+        """Return a refusal if no request can be answered in time, whatever it asks for; cheap to call."""
+        wait = min(one.scheduler.predicted_wait(self.ladder[self.governor.floor]) for one in self.workers)
+        return Refusal(f"the predicted wait is {1000 * wait:.0f} ms", wait) if wait > 2 * self.settings.slo else None
 
     def _gear_in_time(self, scheduler: Scheduler, tokens: int, left: float) -> Gear | None:
         """Return the gear of the moment (None), or the first cheaper one that meets a deadline."""
@@ -282,7 +290,7 @@ class Service:
         if not self.can_audit or work.gear is self.gears.full:
             return
         watch = self.watch_of(work.gear)
-        idle = worker.scheduler.waiting_inputs == 0 and not worker.scheduler.batches
+        idle = worker.busy < IDLE and worker.scheduler.waiting_inputs == 0
         if watch.wants(layer, idle):
             if layer >= self.depth and self._always_agrees(work.gear):
                 watch.add(0.0)
@@ -351,6 +359,8 @@ class Service:
             "queue_tokens": sum(worker.scheduler.waiting_tokens for worker in self.workers),
             "batches": sum(len(worker.scheduler.batches) for worker in self.workers),
             "predicted_wait_ms": round(1000 * max(one.scheduler.predicted_wait() for one in self.workers), 2),
+            "busy": round(max(worker.busy for worker in self.workers), 3),
+            "layer_ms": _cost_ms(self.workers[0].scheduler.costs.layer),
             "answers_per_second": round(len(recent) / 10.0, 1),
             "p50_ms": round(1000 * _quantile(latencies, 0.5), 2),
             "p99_ms": round(1000 * _quantile(latencies, 0.99), 2),
@@ -388,6 +398,10 @@ def check_settings(settings: ServiceSettings) -> None:
 
 def _share(gear: Gear) -> float:
     return 1.0 if gear.mac_share is None else round(gear.mac_share, 4)
+
+
+def _cost_ms(cost: LinearCost) -> dict[str, float]:
+    return {"fixed": round(1000 * cost.fixed, 4), "per_token": round(1000 * cost.per_token, 6)}
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

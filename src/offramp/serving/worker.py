@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +30,10 @@ class Worker:
     ) -> None:
         self.scheduler, self.finished, self.tick, self.clock = scheduler, finished, tick, clock
         self.ready = threading.Event()
-        self.busy_seconds = 0.0
+        self.busy = 0.0  # share of the time, over about the last second
         self.steps = 0
         self._work = threading.Event()
+        self._noted = clock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="offramp-worker", daemon=True)
         self._gears: Sequence[Gear] = ()
@@ -84,11 +86,17 @@ class Worker:
         finished = self.scheduler.step(before)
         after = self.clock()
         self.scheduler.observe(after - before)
-        self.busy_seconds += after - before
+        self._note_busy(before, after)
         self.steps += 1
         self.tick(after)
         if finished:
             self.finished(self, finished, after)
+
+    def _note_busy(self, before: float, after: float) -> None:
+        """Keep an exponential mean, over a second, of the share of time in which steps ran."""
+        for seconds, value in ((before - self._noted, 0.0), (after - before, 1.0)):
+            self.busy += (1.0 - math.exp(-max(0.0, seconds))) * (value - self.busy)
+        self._noted = after
 
     def _warm_up(self) -> None:
         """Run rows of several sizes in every gear: graphs are compiled, and the costs of steps become known."""

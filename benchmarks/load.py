@@ -1,0 +1,241 @@
+"""An open-loop load generator for `offramp serve`: requests arrive as a Poisson process, whatever the server does.
+
+    offramp serve runs/trec --port 8000 --slo 50ms &
+    python benchmarks/load.py --data test.jsonl --rates 50,100,200,400 --seconds 20 --slo 50ms --json load.json
+
+Each request is one text. Its latency counts from the moment it was due, so a server that falls behind cannot hide it.
+Reported for every rate: goodput (answers within the SLO a second), percentiles of accepted requests, refusals and how
+quickly they came, failures, the budgets that answers got, and their accuracy if the rows have labels. `--full` asks for
+the full model, the baseline. Only servers on this machine are loaded, for at most ten minutes and a million requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from offramp import __version__
+from offramp.data.readers import read_rows
+from offramp.errors import OfframpError
+from offramp.inference.budget import parse_latency
+from offramp.utils.command_line import command_line
+from offramp.utils.files import write_json
+from offramp.utils.hardware import hardware
+
+PROGRAM = "python benchmarks/load.py"
+LONGEST, MOST_REQUESTS, MOST_CONNECTIONS = 600.0, 1_000_000, 512
+GIVE_UP = 10.0  # seconds after which a request without an answer has failed
+
+
+@dataclass
+class Tally:
+    """What happened to the requests of one rate."""
+
+    sent: int = 0
+    latencies: list[float] = field(default_factory=list)  # of answers, seconds
+    refusals: list[float] = field(default_factory=list)  # seconds until a 429 or 503
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: int = 0  # no answer at all
+    skipped: int = 0  # no free connection: the client, not the server, is at its limit
+    shares: list[float] = field(default_factory=list)  # compute that calibration promised for the budget given
+    layers: list[float] = field(default_factory=list)
+    correct: int = 0
+    labelled: int = 0
+
+
+class Connections:
+    """A pool of plain HTTP/1.1 connections to one address."""
+
+    def __init__(self, host: str, port: int, key: str | None) -> None:
+        self.host, self.port = host, port
+        self.head = f"POST /v1/predict HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        self.head += f"Authorization: Bearer {key}\r\n" if key else ""
+        self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.open = 0
+
+    async def post(self, body: bytes) -> tuple[int, bytes]:
+        """Send a body and return status and content."""
+        reader, writer = self.free.pop() if self.free else await self._connect()
+        try:
+            writer.write(f"{self.head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = int(head[9:12])
+            lowered = head.lower()
+            start = lowered.index(b"content-length:") + 15
+            content = await reader.readexactly(int(lowered[start : lowered.index(b"\r\n", start)]))
+        except BaseException:
+            self.open -= 1
+            writer.close()
+            raise
+        if b"connection: close" in lowered:
+            self.open -= 1
+            writer.close()
+        else:
+            self.free.append((reader, writer))
+        return status, content
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.open += 1
+        try:
+            return await asyncio.open_connection(self.host, self.port)
+        except BaseException:
+            self.open -= 1
+            raise
+
+    def close(self) -> None:
+        """Close the free connections."""
+        for _, writer in self.free:
+            writer.close()
+
+
+async def send_load(
+    address: tuple[str, int],
+    rows: Sequence[Mapping[str, Any]],
+    rate: float,
+    seconds: float,
+    wishes: Mapping[str, Any],
+    key: str | None = None,
+    seed: int = 0,
+) -> Tally:
+    """Send requests at a mean rate for some seconds and wait for the last answers."""
+    rng, tally, pool = random.Random(seed), Tally(), Connections(*address, key)
+    columns = [name for name in rows[0] if name not in ("label", "tags", "answers", "tgt")]
+    bodies = [json.dumps({**wishes, "inputs": [{name: row[name] for name in columns}]}).encode() for row in rows]
+    tasks: set[asyncio.Task[None]] = set()
+    started = time.perf_counter()
+    due = started
+    while True:
+        due += rng.expovariate(rate)
+        if due - started > seconds or tally.sent >= MOST_REQUESTS:
+            break
+        wait = due - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tally.sent += 1
+        if not pool.free and pool.open >= MOST_CONNECTIONS:
+            tally.skipped += 1
+            continue
+        number = rng.randrange(len(rows))
+        task = asyncio.create_task(_one(pool, bodies[number], rows[number], due, tally))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    if tasks:
+        await asyncio.wait(tasks, timeout=GIVE_UP)
+    for task in tasks:
+        task.cancel()
+    pool.close()
+    return tally
+
+
+async def _one(pool: Connections, body: bytes, row: Mapping[str, Any], due: float, tally: Tally) -> None:
+    try:
+        status, content = await asyncio.wait_for(pool.post(body), GIVE_UP)
+    except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+        tally.failures += 1
+        return
+    taken = time.perf_counter() - due
+    tally.statuses[status] += 1
+    if status in (429, 503):
+        tally.refusals.append(taken)
+    if status != 200:
+        return
+    tally.latencies.append(taken)
+    (prediction,) = json.loads(content)["predictions"]
+    tally.layers.append(float(prediction["exit_layer"]))
+    if prediction["budget"]["mac_share"] is not None:
+        tally.shares.append(prediction["budget"]["mac_share"])
+    if "label" in row and "label" in prediction:
+        tally.labelled += 1
+        tally.correct += str(row["label"]) == str(prediction["label"])
+
+
+def summary(tally: Tally, rate: float, seconds: float, slo: float) -> dict[str, Any]:
+    """Return the numbers of one rate."""
+    good = sum(taken <= slo for taken in tally.latencies)
+    shares = Counter(round(share, 3) for share in tally.shares)
+    return {
+        "offered_per_second": rate,
+        "seconds": seconds,
+        "sent": tally.sent,
+        "answered": len(tally.latencies),
+        "goodput_per_second": round(good / seconds, 2),
+        "within_slo": round(good / max(1, len(tally.latencies)), 5),
+        **{f"p{q}_ms": _percentile(tally.latencies, q) for q in (50, 95, 99)},
+        "refused": len(tally.refusals),
+        "refusal_p99_ms": _percentile(tally.refusals, 99),
+        "failed": tally.failures + sum(n for status, n in tally.statuses.items() if status not in (200, 429, 503)),
+        "not_sent": tally.skipped,
+        "accuracy": round(tally.correct / tally.labelled, 4) if tally.labelled else None,
+        "mean_budget": round(statistics.mean(tally.shares), 4) if tally.shares else None,
+        "budgets": {str(share): count for share, count in sorted(shares.items())},
+        "mean_exit_layer": round(statistics.mean(tally.layers), 3) if tally.layers else None,
+    }
+
+
+def _percentile(values: Sequence[float], q: int) -> float | None:
+    ordered = sorted(values)
+    return round(1000 * ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 2) if ordered else None
+
+
+def local_address(url: str) -> tuple[str, int]:
+    """Return host and port of a server on this machine; refuses any other."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    host, port = parts.hostname or "", parts.port or 8000
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise OfframpError("a server to load", url, "only servers on this machine are loaded: http://127.0.0.1:8000")
+    return host, port
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Load a server at every rate, print a line for each, and write the numbers if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="a server on this machine")
+    parser.add_argument("--data", required=True, help="rows to send, with labels if accuracy is wanted")
+    parser.add_argument("--rates", default="50", help="requests a second, one after another: 50,100,200")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each rate")
+    parser.add_argument("--slo", default="50ms", help="time within which an answer is good")
+    parser.add_argument("--full", action="store_true", help="ask for the full model")
+    parser.add_argument("--budget", type=float, help="ask for this share of the compute")
+    parser.add_argument("--deadline-ms", type=float, help="give every request a deadline")
+    parser.add_argument("--model", help="one of several models")
+    parser.add_argument("--api-key", help="key of the server")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between two rates")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="write the numbers here")
+    options = parser.parse_args(arguments)
+    rates, slo = [float(rate) for rate in options.rates.split(",")], parse_latency(options.slo)
+    if not 0.0 < options.seconds * len(rates) <= LONGEST or any(rate <= 0.0 for rate in rates):
+        raise OfframpError("a load", f"{options.rates} for {options.seconds:g} s", f"stay within {LONGEST:g} s in all")
+    budget = 1.0 if options.full else options.budget
+    wishes = {"budget": budget, "deadline_ms": options.deadline_ms, "model": options.model}
+    wishes = {name: value for name, value in wishes.items() if value is not None}
+    rows, address, found = read_rows(options.data), local_address(options.url), []
+    for number, rate in enumerate(rates):
+        if number:
+            time.sleep(options.pause)
+        seed = options.seed + number
+        tally = asyncio.run(send_load(address, rows, rate, options.seconds, wishes, options.api_key, seed))
+        found.append(summary(tally, rate, options.seconds, slo))
+        print(json.dumps(found[-1]), flush=True)
+    if options.json:
+        about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
+        write_json(Path(options.json), {"slo_ms": 1000 * slo, "wishes": wishes, "rates": found, **about})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The server's page in a real browser: it predicts, slides, shows load, asks for a key, and fits a phone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.serving.conftest import StartServer
+
+from offramp.serving.app import AppSettings
+
+pytest_plugins = ("tests.conftest", "tests.serving.conftest")
+SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+SIZES = {"desk": 1100, "phone": 375}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with sync_playwright() as tool:
+        launched = tool.chromium.launch(executable_path=where, args=QUIET)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(params=SIZES)
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    look: Any = "dark" if request.param == "phone" else "light"
+    opened = browser.new_page(viewport={"width": SIZES[request.param], "height": 800}, color_scheme=look)
+    wrong: list[str] = []
+    opened.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("request", lambda sent: wrong.append(sent.url) if "//127.0.0.1:" not in sent.url else None)
+    yield opened
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    opened.screenshot(path=str(SHOTS / f"{request.node.name}.png"), full_page=True)
+    opened.close()
+    assert not [text for text in wrong if "status of 4" not in text], "refusals of the server are expected"
+
+
+def fits(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_a_text_is_predicted_by_keyboard_and_the_slider_asks_again(
+    page: Page,
+    start_server: StartServer,
+    trained: Path,
+) -> None:
+    page.goto(start_server({"films": trained}))
+    page.get_by_label("Text", exact=True).fill("a very good film")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#label")).to_have_text("good")
+    expect(page.locator("#scores .bar")).to_have_count(2)
+    expect(page.locator("#facts")).to_contain_text("exit layer")
+    page.get_by_label("Compute budget").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#budget-shown")).to_have_text("1.0 %")
+    expect(page.locator("#facts")).to_contain_text("0 of 3")
+    expect(page.locator("#exits > div")).to_have_count(4)
+    expect(page.locator("#load")).to_contain_text("answers a second")
+    assert fits(page)
+
+
+def test_several_models_can_be_chosen(page: Page, start_server: StartServer, every_task: dict[str, Path]) -> None:
+    kinds = ("classification", "pairs", "question_answering", "tagging")
+    page.goto(start_server({kind: every_task[kind] for kind in kinds}))
+    page.get_by_label("Model").select_option("question_answering")
+    page.get_by_label("Question").fill("who ?")
+    page.get_by_label("Context").fill("a man lives in paris .")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator("#facts")).to_contain_text("tokens kept")
+    page.get_by_label("Model").select_option("tagging")
+    expect(page.get_by_label("Context")).to_have_count(0)
+    assert fits(page)
+
+
+def test_a_key_is_asked_for_and_errors_are_shown(page: Page, start_server: StartServer, trained: Path) -> None:
+    page.goto(start_server({"films": trained}, AppSettings(api_keys=("secret",))))
+    expect(page.get_by_role("alert")).to_contain_text("key")
+    page.get_by_label("API key").fill("secret")
+    page.keyboard.press("Tab")
+    page.get_by_label("Text", exact=True).fill("a bad film")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator("#label")).to_have_text("bad")
+    page.get_by_label("Text", exact=True).fill("   ")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.get_by_role("alert")).to_contain_text("empty")
+    assert fits(page)
