@@ -83,6 +83,13 @@ def test_eval_writes_the_result_cell(call: Call, trained: Path, how: list[str]) 
     assert cell["command"].startswith("offramp eval ") and str(trained.parent) not in json.dumps(cell)
 
 
+def test_eval_writes_json_alone_to_standard_output(call: Call, trained: Path) -> None:
+    write_rows("dev.jsonl", factories.labelled_rows("classification", 8))
+    result = call("eval", trained, "--data", "dev.jsonl", "--json", "-")
+    assert json.loads(result.out)["rows"] == 8
+    assert len(json.loads(call("eval", trained, "--data", "dev.jsonl", "--curve", "--json", "-").out)) > 0
+
+
 def test_eval_curve_writes_a_cell_for_each_chosen_point(call: Call, trained: Path) -> None:
     data = trained.parent / "dev.jsonl"
     result = call("eval", trained, "--data", data, "--curve", "--json", "curve.json")

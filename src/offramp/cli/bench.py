@@ -10,6 +10,7 @@ from offramp.cli._options import Columns, Run, check_run, comma_list, comma_numb
 from offramp.data.readers import check_source
 from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
+from offramp.utils.files import STANDARD_OUTPUT
 
 
 def command(
@@ -67,7 +68,8 @@ def command(
             watcher=display,
             command=command_line(),
         )
-    print_bench(file)
+    if json != STANDARD_OUTPUT:  # tables behind it would spoil the JSON
+        print_bench(file)
     if not file["rows"]:
         given = "no engine or runtime could be measured; the reasons are above"
         raise OfframpError("something to show", given, "install an engine")

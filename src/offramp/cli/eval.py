@@ -26,6 +26,7 @@ from offramp.cli._options import (
 from offramp.data.readers import check_source
 from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
+from offramp.utils.files import STANDARD_OUTPUT
 
 
 def command(
@@ -69,7 +70,8 @@ def command(
             raise OfframpError("a curve", "--curve and one setting", "give --curve alone: it has all operating points")
         with row_bar("evaluating"):
             cells = evaluate_points(run, data, **shared)
-        print_curve(cells)
+        if json != STANDARD_OUTPUT:
+            print_curve(cells)
         return
     settings = key_values(set_, "--set")
     with row_bar("evaluating"):
@@ -84,4 +86,5 @@ def command(
             settings=settings,
             **shared,
         )
-    print_cell(cell)
+    if json != STANDARD_OUTPUT:  # a table behind it would spoil the JSON
+        print_cell(cell)

@@ -179,8 +179,8 @@ def _answers(
     for line, row in chunk:
         if line in errors:
             summary.bad_rows += 1
-            error = {"error": _one_line(errors[line]), "line": line}
-            summary.first_error = summary.first_error or f"line {line}: {error['error']}"
+            error: dict[str, Any] = {"error": _one_line(errors[line]), "line": line}
+            summary.first_error = summary.first_error or _named_line(line, error["error"])
             yield kept.beside(error, row) if isinstance(row, dict) else error
         else:
             yield kept.beside(next(predictions), row)
@@ -226,6 +226,10 @@ def _row_error(predictor: Predictor, line: int, row: Row, source: str) -> Offram
         given = error.given.removeprefix("row 1: ").removeprefix("row 1, where ")
         return OfframpError(error.asked, f"line {line}: {given}", error.fix)
     return None
+
+
+def _named_line(line: int, error: str) -> str:
+    return error if f"line {line}" in error else f"line {line}: {error}"
 
 
 def _one_line(error: OfframpError) -> str:
