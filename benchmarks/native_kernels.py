@@ -22,6 +22,7 @@ from transformers import BertConfig, BertModel
 
 from offramp import backbones, engines
 from offramp.backbones import Encoder
+from offramp.core.columns import ID
 from offramp.core.packed import Packed, pack
 from offramp.engines import EngineOptions, Precision
 from offramp.utils.files import write_text
@@ -81,7 +82,7 @@ def onnx_run(model: BertModel, quantised: bool, threads: int, packed: Packed, fo
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    ids = packed.tokens["id"].view(packed.count, -1).numpy()
+    ids = packed.tokens[ID].view(packed.count, -1).numpy()
     given = dict(zip((i.name for i in session.get_inputs()), (ids, np.ones_like(ids)), strict=True))
     return lambda: session.run(None, given)
 

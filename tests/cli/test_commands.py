@@ -64,7 +64,7 @@ def test_version_and_info_env(call: Call) -> None:
 def test_train_eval_predict_info(call: Call, base: str, tmp_path: Path) -> None:
     result = call(*train_words(base, method="branchynet", set="pool=mean"))
     assert result.code == 0 and "written to run" in result.out and "offramp eval run" in result.out
-    assert "14 rows to train on, 2 to choose on" in result.err and "epoch 1" in result.err
+    assert all(part in result.err for part in ("14 rows", "2 to choose on")) and "epoch 1" in result.err
     result = call("info", "run")
     assert result.code == 0 and all(part in result.out for part in ("branchynet", "'pool': 'mean'", "share of MACs"))
     assert call("eval", "run", "--data", "train.jsonl", "--budget", "1.0").code == 0
@@ -112,7 +112,7 @@ def test_predict_writes_to_standard_output_and_reads_standard_input(
     from_pipe = call("predict", trained, "--input", "-", "--budget", "1.0")
     assert (from_pipe.code, from_pipe.out) == (0, from_file.out)
     cheap = call("predict", trained, "--input", "in.jsonl", "--column", "text=sentence", "--budget", "1e-6")
-    assert cheap.code == 0 and "no point within budget 1e-06: using the cheapest" in cheap.err
+    assert cheap.code == 0 and "budget 1e-06" in cheap.err
 
 
 def test_train_and_eval_read_csv_and_compressed_tsv(call: Call, base: str) -> None:
@@ -160,4 +160,4 @@ def test_main_exits_with_130_after_ctrl_c(call: Call, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("offramp.commands.info.environment", stop)
     result = call("info", "--env")
-    assert result.code == 130 and "stopped" in result.err and "a search or a comparison with --resume" in result.err
+    assert result.code == 130 and "stopped" in result.err and "--resume" in result.err

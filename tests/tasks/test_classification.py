@@ -89,7 +89,7 @@ def test_pairs_of_texts_are_read_encoded_and_checked() -> None:
 
 def test_check_rows_refuses_labels_that_training_rows_lack() -> None:
     task = ClassificationTask.from_rows(rows("a", "b"), "train.csv")
-    with pytest.raises(OfframpError, match="row 2: the label 'c', which the training rows lack; they have 'a', 'b'"):
+    with pytest.raises(OfframpError, match=r"row 2: .*'c'.*'a', 'b'"):
         task.check_rows(rows("a", "c"), "dev.csv")
     with pytest.raises(OfframpError, match="'label' is missing"):
         task.check_rows([{"text": "x"}], "dev.csv")

@@ -47,7 +47,7 @@ def command(
 
     def note(**what: object) -> None:
         if "texts" in what:
-            print_note(f"{what['task']}: {what['texts']} texts teach the exits, {what['held_out']} are held out")
+            print_note(f"{what['task']}: {what['texts']} texts train the exits, {what['held_out']} are held out")
 
     with row_bar("attaching"):
         run = attach(
