@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
-demo: $(VENV)/.demo $(VENV)/.native  ## make .venv, install, train a small model with off-ramps and show what it saves
+demo: $(VENV)/.demo $(VENV)/.native  ## make .venv, install, fine-tune a small model, attach exits and show what they save
 	$(BIN)/offramp demo
 
 test: lint $(VENV)/.native  ## make .venv, install, check style and types, run the tests

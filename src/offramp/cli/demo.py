@@ -12,7 +12,7 @@ def command(
     out: Annotated[str | None, typer.Option(help="the run folder (runs/demo, or runs/demo-quick with --quick)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="fewer rows, under 90 seconds")] = False,
 ) -> None:
-    """Fine-tune MiniLM on movie-review sentences and show what each budget buys."""
+    """Fine-tune MiniLM with plain transformers, attach exits without labels, and show what they save."""
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import TrainingDisplay
     from offramp.cli.printing.tables import print_demo

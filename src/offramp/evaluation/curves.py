@@ -33,7 +33,6 @@ from offramp.inference.predictor import Predictor, Row
 from offramp.nn.batches import Data
 from offramp.utils.files import atomic_replace
 
-BUDGETS = (1.0, 0.7, 0.5, 0.35, 0.25, None)  # None: the default point, within half a point of the full model on dev
 BATCH = 32
 LINE, MARK, FULL = "#2f6db3", "#d1495b", "#444444"
 
@@ -114,10 +113,13 @@ class BudgetTiming:
 
 
 def measure_budgets(
-    predictor: Predictor, rows: Sequence[Row], origin: Origin, timing: BudgetTiming
+    predictor: Predictor, rows: Sequence[Row], origin: Origin, timing: BudgetTiming, budgets: Sequence[Budget]
 ) -> list[dict[str, Any]]:
-    """Return, for every budget, a result cell over all rows, and milliseconds and speed-up on some of them."""
-    chosen = {budget: predictor.settings(budget) for budget in BUDGETS}
+    """Return, for every budget, a result cell over all rows, and milliseconds and speed-up on some of them.
+
+    The speed-up is that against the first budget.
+    """
+    chosen = {budget: predictor.settings(budget) for budget in budgets}
     distinct = list(dict.fromkeys(chosen.values()))  # two budgets may give the same point: it is measured once
     cells = {settings: evaluate_setting(predictor, rows, settings, origin, BATCH) for settings in distinct}
     timed = rows[: timing.timed]
@@ -128,9 +130,9 @@ def measure_budgets(
     }
     return [
         {
-            "budget": budget,
+            "budget": str(budget),
             "ms": {how: round(taken[settings], 4) for how, taken in ms.items()},
-            "speed_up": {how: round(taken[chosen[1.0]] / taken[settings], 3) for how, taken in ms.items()},
+            "speed_up": {how: round(taken[chosen[budgets[0]]] / taken[settings], 3) for how, taken in ms.items()},
             "cell": cells[settings],
         }
         for budget, settings in chosen.items()

@@ -175,33 +175,34 @@ def print_comparison(comparison: Comparison, out_folder: str) -> None:
         out.print(f"stopped by the time limit with {comparison.progress.left} cells left; go on with --resume")
 
 
-DEMO_COLUMNS = ("budget", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up", "ms\nalone",
-                "speed-up")  # fmt: skip
+DEMO_COLUMNS = ("may\ndiffer", "differ", "accuracy", "mean\nlayers", "share\nof MACs", "ms in a\nbatch", "speed-up",
+                "ms\nalone", "speed-up")  # fmt: skip
 DEMO_NEXT = """
-budget    share of the full model's compute that may be spent on average, as calibrated on the dev sentences;
-          "none": the cheapest setting that loses at most half a point there
+attached  exits {exits}, learned in one pass over {texts} unlabelled sentences: {seconds:.0f} s
+differ    answers that differ from the full model's: allowed (held-out sentences chose the setting), and found here
 ms        a sentence from text to prediction, in batches of {batch} or alone; medians of {rounds} interleaved rounds
 hardware  {hardware}
 files     {out}/demo.json has all numbers, {out}/curve.png the curve
 
 Next:
-  echo 'a gem of a film' | offramp predict {out} --input - --budget 0.5
+  echo 'a gem of a film' | offramp predict {out} --input - --max-disagreement 0.01
   offramp eval {out} --data {out}-data/test.jsonl --budget 0.5
-  offramp info {out}
+  offramp attach YOUR_FINE_TUNED_MODEL --text texts.txt --out runs/mine
   offramp train --model minilm --train my.csv --method branchynet --out runs/mine   # columns: text, label"""
 
 
 def print_demo(found: Mapping[str, Any], run: str) -> None:
-    """Print what each budget buys, and which commands to type next."""
+    """Print what each disagreement saves, and which commands to type next."""
     size, tested = found["size"], found["rows"][0]["cell"]["rows"]
-    title = f"{tested} test sentences, after training on {size['schedule']['epochs']} × {size['train']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    title = f"{tested} test sentences, after plain fine-tuning on {size['schedule']['epochs']} × {size['train']}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in DEMO_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for row in found["rows"]:
-        cell, ms, speed_up = row["cell"], row["ms"], row["speed_up"]
+        cell, ms, speed_up, differ = row["cell"], row["ms"], row["speed_up"], row["disagreement"]
         table.add_row(
-            "none" if row["budget"] is None else f"{row['budget']:g}",
+            "full" if row["budget"] == "budget=1" else f"{100 * differ['allowed']:g} %",
+            f"{100 * differ['found']:.1f} %",
             f"{cell['metrics']['accuracy']:.4f}",
             f"{cell['mean_exit_layer']:.2f}",
             f"{cell['macs']['share_of_full']:.3f}",
@@ -212,4 +213,15 @@ def print_demo(found: Mapping[str, Any], run: str) -> None:
         )
     print_table(table)
     rounds = size["effort"]["rounds"]
-    print_line(DEMO_NEXT.format(out=run.rstrip("/"), batch=BATCH, rounds=rounds, hardware=found["hardware"]))
+    attached = found["attached"]
+    print_line(
+        DEMO_NEXT.format(
+            out=run.rstrip("/"),
+            batch=BATCH,
+            rounds=rounds,
+            hardware=found["hardware"],
+            exits=", ".join(str(layer) for layer in attached["exits"]),
+            texts=attached["texts"] + attached["held_out"],
+            seconds=attached["seconds"]["all"],
+        )
+    )
