@@ -29,7 +29,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t step) { return (va
 struct MatrixProduct {
   const void* input;          // [rows, input_stride] of the precision: float, bf16 or bytes
   std::size_t input_stride;   // in elements
-  const float* input_scale;   // int8: one for each row
+  const float* input_scale;   // int8: step and offset of each row, [rows, 2]
   const void* weights;        // packed panels, the first one of this product
   std::size_t inputs;         // length of the sums; bf16, int8: rounded up to whole groups
   std::size_t panels;
@@ -74,7 +74,8 @@ struct Kernels {
   void (*product_bf16)(const MatrixProduct&);  // nullptr where the instruction set has no bf16
   void (*product_i8)(const MatrixProduct&);
   void (*attend)(const HeadAttention&);
-  // Rounds a row to bytes of its own scale, and fills up to padded with zeros.
+  // Rounds a row to bytes between its own smallest and largest value, and fills up to padded. scale[0] is the step
+  // between neighbouring bytes and scale[1] the value of byte 0, as the instruction set's own product reads bytes.
   void (*quantise_row)(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale);
   void (*round_row_bf16)(const float* row, std::size_t count, std::size_t padded, std::uint16_t* halves);
   // output = (row - mean) / sqrt(variance + epsilon) * weight + bias; output may be the row.

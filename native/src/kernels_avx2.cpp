@@ -12,13 +12,11 @@ constexpr std::size_t kTileVectors = 2;
 #include "kernels_body.h"
 
 void quantise_row(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale) {
-  const ByteScale own = byte_scale(row, count);
-  *scale = own.step;
-  store_quantised(row, count, padded, bytes, own.inverse);
+  store_quantised(row, count, padded, bytes, scale);
 }
 
 // Eight columns by four inputs in one register. The instruction multiplies unsigned by signed bytes and adds neighbours
-// in 16 bits, so the sign of an input moves to the weight: both are at most 127, and no sum overflows.
+// in 16 bits, so the sign of an input moves to the weight: inputs are at most 128 and weights 127, no sum overflows.
 template <int Rows>
 void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel) {
   constexpr int kVectors = 2;
@@ -55,8 +53,11 @@ void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel)
       OFFRAMP_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         const std::size_t row = first_row + r, place = panel * kPanel + column + v * 8;
-        const Vector sum = {_mm256_cvtepi32_ps(sums[r][v])};
-        finish(p, row, place, sum * (Vector::all(p.input_scale[row]) * Vector::load(p.weight_scale + place)));
+        const auto* const weight_sum = reinterpret_cast<const __m256i*>(p.weight_sum + place);
+        const Vector sum = {_mm256_cvtepi32_ps(sums[r][v])}, weight_step = Vector::load(p.weight_scale + place);
+        const Vector total = Vector{_mm256_cvtepi32_ps(_mm256_loadu_si256(weight_sum))} * weight_step;
+        const Vector step = Vector::all(p.input_scale[2 * row]), offset = Vector::all(p.input_scale[2 * row + 1]);
+        finish(p, row, place, byte_sums_to_floats(sum, step, offset, weight_step, total));
       }
   }
 }

@@ -17,8 +17,7 @@ inline void add_products(__m512i& sums, __m512i inputs, __m512i weights) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
 }
 
-// The instruction takes unsigned inputs: they are stored 128 too large, and 128 times the sum of a column's weights is
-// subtracted in the end. All of it is exact.
+// The instruction takes unsigned inputs, so bytes are the levels of a row themselves. Sums are exact.
 template <int Rows>
 void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel, std::size_t next_panel) {
   const std::uint8_t* const input = static_cast<const std::uint8_t*>(p.input) + first_row * p.input_stride;
@@ -47,21 +46,22 @@ void byte_tile(const MatrixProduct& p, std::size_t first_row, std::size_t panel,
     weights += kByteGroup * kPanel;
     next += kByteGroup * kPanel;
   }
-  __m512i excess[kTileVectors];
-  Vector step[kTileVectors];
+  Vector weight_step[kTileVectors], weight_total[kTileVectors];
   OFFRAMP_UNROLL
   for (std::size_t v = 0; v < kTileVectors; ++v) {
     const std::size_t place = panel * kPanel + v * Vector::width;
-    excess[v] = _mm512_slli_epi32(_mm512_loadu_si512(p.weight_sum + place), 7);
-    step[v] = Vector::load(p.weight_scale + place);
+    weight_step[v] = Vector::load(p.weight_scale + place);
+    weight_total[v] = Vector{_mm512_cvtepi32_ps(_mm512_loadu_si512(p.weight_sum + place))} * weight_step[v];
   }
   OFFRAMP_UNROLL
   for (int r = 0; r < Rows; ++r) {
-    const Vector own_step = Vector::all(p.input_scale[first_row + r]);
+    const float* const scale = p.input_scale + 2 * (first_row + r);
+    const Vector step = Vector::all(scale[0]), offset = Vector::all(scale[1]);
     OFFRAMP_UNROLL
     for (std::size_t v = 0; v < kTileVectors; ++v) {
-      const Vector sum = {_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][v], excess[v]))};
-      finish(p, first_row + r, panel * kPanel + v * Vector::width, sum * (own_step * step[v]));
+      const Vector sum = {_mm512_cvtepi32_ps(sums[r][v])};
+      finish(p, first_row + r, panel * kPanel + v * Vector::width,
+             byte_sums_to_floats(sum, step, offset, weight_step[v], weight_total[v]));
     }
   }
 }
@@ -89,12 +89,13 @@ void avx512_vnni_quantise_row(const float* row, std::size_t count, std::size_t p
                               float* scale) {
   using namespace avx512_vnni;
   const ByteScale own = byte_scale(row, count);
-  *scale = own.step;
-  const Vector factor = Vector::all(own.inverse);
-  const __m512i offset = _mm512_set1_epi32(128);
-  // Conversion rounds to the nearest, and no product lies beyond 127.
+  scale[0] = own.step;
+  scale[1] = own.lowest;
+  const Vector factor = Vector::all(own.inverse), shift = Vector::all(-own.lowest * own.inverse);
+  // Conversion rounds to the nearest; what rounding errors carry beyond 0 or 255 is brought back.
   const auto unsigned_bytes = [&](Vector values) {
-    return _mm512_cvtusepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32((values * factor).v), offset));
+    const __m512i levels = _mm512_cvtps_epi32(Vector::fma(values, factor, shift).v);
+    return _mm512_cvtusepi32_epi8(_mm512_max_epi32(levels, _mm512_setzero_si512()));
   };
   std::size_t i = 0;
   for (; i + Vector::width <= count; i += Vector::width)

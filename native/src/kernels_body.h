@@ -335,27 +335,34 @@ float dot(const float* a, const float* b, std::size_t count) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum();
 }
 
-// The step between two neighbouring bytes, and its inverse; 0 for a row of zeros.
+// Rows are rounded to 256 levels between their smallest and largest value: value = lowest + step * level.
 struct ByteScale {
-  float step, inverse;
+  float lowest, step, inverse;  // the inverse of the step; both are 0 where all values are equal
 };
 
 inline ByteScale byte_scale(const float* row, std::size_t count) {
-  Vector largest = Vector::zero();
+  const Vector first = Vector::all(row[0]);
+  Vector largest = first, smallest = first;
   for (std::size_t i = 0; i < count; i += Vector::width) {
     const std::size_t n = count - i < Vector::width ? count - i : Vector::width;
-    largest = Vector::max(largest, Vector::load_part(row + i, n, Vector::zero()).abs());
+    const Vector values = n == Vector::width ? Vector::load(row + i) : Vector::load_part(row + i, n, first);
+    largest = Vector::max(largest, values);
+    smallest = Vector::min(smallest, values);
   }
-  const float most = largest.largest();
-  return {most / 127.0f, most > 0.0f ? 127.0f / most : 0.0f};
+  const float lowest = smallest.smallest(), range = largest.largest() - lowest;
+  return {lowest, range / 255.0f, range > 0.0f ? 255.0f / range : 0.0f};
 }
 
-// Bytes as signed numbers.
-inline void store_quantised(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes,
-                            float inverse) {
-  const Vector factor = Vector::all(inverse);
-  const Vector most = Vector::all(127.0f), least = Vector::all(-127.0f);
-  const auto whole_number = [&](Vector value) { return Vector::min(Vector::max((value * factor).rounded(), least), most); };
+// Levels as signed bytes, smaller by 128.
+inline void store_quantised(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale) {
+  const ByteScale own = byte_scale(row, count);
+  scale[0] = own.step;
+  scale[1] = own.lowest + 128.0f * own.step;
+  const Vector factor = Vector::all(own.inverse), shift = Vector::all(-own.lowest * own.inverse - 128.0f);
+  const Vector most = Vector::all(127.0f), least = Vector::all(-128.0f);
+  const auto whole_number = [&](Vector value) {
+    return Vector::min(Vector::max(Vector::fma(value, factor, shift).rounded(), least), most);
+  };
   std::size_t i = 0;
   for (; i + Vector::width <= count; i += Vector::width)
     whole_number(Vector::load(row + i)).store_bytes(reinterpret_cast<std::int8_t*>(bytes + i));
@@ -365,4 +372,9 @@ inline void store_quantised(const float* row, std::size_t count, std::size_t pad
     for (std::size_t lane = 0; i + lane < count; ++lane) bytes[i + lane] = static_cast<std::uint8_t>(last[lane]);
   }
   for (i = count; i < padded; ++i) bytes[i] = 0;
+}
+
+// What sums of bytes are worth: sum of input * weight = step * weight step * sum + offset * (sum of the weights).
+inline Vector byte_sums_to_floats(Vector sums, Vector step, Vector offset, Vector weight_step, Vector weight_total) {
+  return Vector::fma(sums, step * weight_step, offset * weight_total);
 }

@@ -10,9 +10,7 @@ constexpr std::size_t kTileVectors = 2;
 #include "kernels_body.h"
 
 void quantise_row(const float* row, std::size_t count, std::size_t padded, std::uint8_t* bytes, float* scale) {
-  const ByteScale own = byte_scale(row, count);
-  *scale = own.step;
-  store_quantised(row, count, padded, bytes, own.inverse);
+  store_quantised(row, count, padded, bytes, scale);
 }
 
 void product_i8(const MatrixProduct& p) {
@@ -27,10 +25,15 @@ void product_i8(const MatrixProduct& p) {
           for (std::size_t i = 0; i < kByteGroup; ++i) sums[column] += input[k + i] * group[column * kByteGroup + i];
       }
       for (std::size_t column = 0; column < kPanel; column += Vector::width) {
-        Vector value;
-        for (std::size_t lane = 0; lane < Vector::width; ++lane) value.v[lane] = static_cast<float>(sums[column + lane]);
         const std::size_t place = panel * kPanel + column;
-        finish(p, row, place, value * (Vector::all(p.input_scale[row]) * Vector::load(p.weight_scale + place)));
+        Vector value, total;
+        for (std::size_t lane = 0; lane < Vector::width; ++lane) {
+          value.v[lane] = static_cast<float>(sums[column + lane]);
+          total.v[lane] = static_cast<float>(p.weight_sum[place + lane]);
+        }
+        const Vector step = Vector::all(p.input_scale[2 * row]), offset = Vector::all(p.input_scale[2 * row + 1]);
+        const Vector weight_step = Vector::load(p.weight_scale + place);
+        finish(p, row, place, byte_sums_to_floats(value, step, offset, weight_step, total * weight_step));
       }
     }
   }

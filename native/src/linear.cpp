@@ -113,13 +113,13 @@ void Linear::apply(ThreadTeam& team, const Kernels& kernels, RoundedRows& rounde
   if (precision_ != Precision::f32) {
     source_stride = round_up(width, 64 / element);
     std::uint8_t* const bytes = rounded.bytes.at_least(rows * source_stride * element);
-    float* const scales = rounded.scales.at_least(rows);
+    float* const scales = rounded.scales.at_least(2 * rows);
     const std::size_t chunk = std::max<std::size_t>(1, kSmallestTask / (8 * width));
     team.for_each((rows + chunk - 1) / chunk, [&](std::size_t task) {
       for (std::size_t row = task * chunk; row < std::min(rows, (task + 1) * chunk); ++row) {
         std::uint8_t* const to = bytes + row * source_stride * element;
         const float* const from = input + row * input_stride;
-        if (precision_ == Precision::i8) kernels.quantise_row(from, inputs_, width, to, scales + row);
+        if (precision_ == Precision::i8) kernels.quantise_row(from, inputs_, width, to, scales + 2 * row);
         else kernels.round_row_bf16(from, inputs_, width, reinterpret_cast<std::uint16_t*>(to));
       }
     });
@@ -144,7 +144,7 @@ void Linear::apply(ThreadTeam& team, const Kernels& kernels, RoundedRows& rounde
     MatrixProduct p;
     p.input = static_cast<const std::uint8_t*>(source) + first_row * source_stride * element;
     p.input_stride = source_stride;
-    p.input_scale = source_scales == nullptr ? nullptr : source_scales + first_row;
+    p.input_scale = source_scales == nullptr ? nullptr : source_scales + 2 * first_row;
     p.weights = packed_ + column * width * element;
     p.inputs = width;
     p.panels = to - from;

@@ -43,6 +43,7 @@ struct Vector {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
   }
+  float smallest() const { return -(zero() - *this).largest(); }
   // Whole numbers between -128 and 127, stored as signed bytes.
   void store_bytes(std::int8_t* to) const {
     const __m256i whole = _mm256_cvtps_epi32(v);

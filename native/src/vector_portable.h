@@ -55,6 +55,7 @@ struct Vector {
     for (std::size_t i = 1; i < width; ++i) most = v[i] > most ? v[i] : most;
     return most;
   }
+  float smallest() const { return -(zero() - *this).largest(); }
   // Whole numbers between -128 and 127, stored as signed bytes.
   void store_bytes(std::int8_t* to) const {
     for (std::size_t i = 0; i < width; ++i) to[i] = static_cast<std::int8_t>(v[i]);
