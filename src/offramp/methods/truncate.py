@@ -100,13 +100,9 @@ class Truncate(Method):
         if not 1 <= options.k < network.depth:
             fix = f"use 1 to {network.depth - 1} for this model"
             raise OfframpError("a number of layers to keep", f"k={options.k}", fix)
-        return nn.ModuleDict(
-            {
-                EXIT_HEADS: nn.ModuleDict(
-                    {str(options.k): SharedExitHead(network.model_head.apply, network.model_head.cost)}
-                )
-            }
-        )
+        own = network.model_head
+        head = SharedExitHead(own.apply, own.cost, own.spec)
+        return nn.ModuleDict({EXIT_HEADS: nn.ModuleDict({str(options.k): head})})
 
     def policy(self, network: Network, settings: NoSettings) -> Policy:
         return TruncatePolicy(network, settings)

@@ -68,12 +68,13 @@ class ExitHead(nn.Module):
 class SharedExitHead(nn.Module):
     """An exit through the model's own head: for heads over a vocabulary, or for a head that was moved to this layer."""
 
-    def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost) -> None:
+    def __init__(self, apply: Callable[[Packed], Tensor], cost: HeadCost, spec: HeadSpec | None = None) -> None:
         super().__init__()
-        self._apply_head, self.cost = apply, cost
+        self._apply_head, self.cost, self._spec = apply, cost, spec
 
-    def spec(self) -> None:
-        """Return None: what the model's own head computes is known to its backbone only."""
+    def spec(self) -> HeadSpec | None:
+        """Return the model's own head as plain data, where its backbone describes it."""
+        return self._spec
 
     def forward(self, packed: Packed) -> Tensor:
         """Return the logits of the model's own head on this layer's states."""
