@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 from functools import cache
@@ -90,7 +91,7 @@ COSTS = st.sampled_from([(1e-6, 1e-3), (1e-3, 1e-6), (1e-3, 1e-3)])
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(arrivals=ARRIVALS, costs=COSTS, batch_tokens=st.sampled_from([8, 40, 400]))
 def test_every_input_is_answered_once_as_if_alone(case: str, arrivals: Any, costs: Any, batch_tokens: int) -> None:
     box, gears = gear_box(case), gears_of(case)
@@ -219,6 +220,26 @@ def test_a_failing_input_harms_no_other() -> None:
     drain(scheduler)
     assert [one.outcome.kind for one in (good, bad, fine) if one.outcome] == ["answered", "failed", "answered"]
     assert bad.outcome and "broken row" in str(bad.outcome.error)
+
+
+def test_ended_inputs_with_far_deadlines_are_forgotten() -> None:
+    scheduler = Scheduler(gear_box("full"), Limits(queue_requests=100))
+    for number in range(0, 3000, 50):
+        scheduler.submit([ticket([1], n, deadline=1e6) for n in range(number, number + 50)], 0.0)
+        drain(scheduler)
+    kept = [one for one in gc.get_objects() if type(one) is Ticket]
+    assert len(kept) < 1500
+
+
+def test_everything_ends_when_the_scheduler_itself_fails() -> None:
+    scheduler = Scheduler(gear_box("thresholds"))
+    running, waiting = ticket([4], 1), ticket([4], 2)
+    scheduler.submit([running], 0.0)
+    scheduler.step(0.0)
+    scheduler.submit([waiting], 0.0)
+    assert scheduler.fail_all(RuntimeError("bug")) == [running, waiting] and scheduler.idle
+    assert running.outcome == waiting.outcome and waiting.outcome and waiting.outcome.kind == "failed"
+    assert scheduler.waiting_inputs == scheduler.waiting_tokens == 0
 
 
 def test_linear_costs_learn_constant_and_price() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
+from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.serving.scheduler import Refusal
 from offramp.serving.service import RequestOptions, Service, ServiceSettings, Work, check_settings
@@ -112,6 +115,28 @@ def test_work_beyond_the_latency_target_is_refused(predictor: Predictor) -> None
     )
     refusal = service.submit(rows, encoded, RequestOptions(), lambda work: None)
     assert isinstance(refusal, Refusal) and refusal.retry_after > 0.0
+
+
+def test_a_risk_is_honoured_only_where_it_was_proven(predictor: Predictor) -> None:
+    assert predictor.points is not None
+    proven = RiskGuarantee(0.05, 0.95, {"threshold": 0.2}, 100, 0.01, 0.5, "torch", "fp32")
+    points = replace(predictor.points, guarantees=(proven, replace(proven, risk=0.01, precision="int8")))
+    service = Service("tiny", Predictor(predictor.model, points, "torch"))
+    gear = service.gear_for(Budget.risk(0.05))
+    assert gear is not None and gear.settings.threshold == 0.2
+    with pytest.raises(OfframpError, match="int8"):
+        service.gear_for(Budget.risk(0.01))
+    bounded = Service("tiny", service.predictor, ServiceSettings(Budget.risk(0.05)))
+    assert bounded.governor.normal == 0 and bounded.watch_of(gear).limit == 0.05
+
+
+def test_any_number_of_budgets_leaves_no_more_than_the_points(predictor: Predictor) -> None:
+    service = Service("tiny", predictor)
+    assert predictor.points is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gears = {service.gears.for_budget(Budget.share(number / 5000)).key for number in range(1, 5001)}
+    assert len(gears) <= len(predictor.points.points)
 
 
 @pytest.mark.parametrize("wrong", [{"slo": 0.0}, {"audit": 0.5}, {"min_budget": 2.0}, {"max_disagreement": 1.5}])

@@ -72,10 +72,12 @@ class DepthCounts:
         self.counts[below] += PRIOR_ROWS * (1.0 - (mean - below))
         if below < depth:
             self.counts[below + 1] += PRIOR_ROWS * (mean - below)
+        self._remaining: dict[int, float] = {}  # what `remaining` returned since the last observation
 
     def observe(self, layers: NDArray[np.float64]) -> None:
         """Count rows that left after these layers."""
         self.counts *= DECAY ** len(layers)
+        self._remaining = {}
         np.add.at(self.counts, np.clip(np.rint(layers).astype(int), 0, self.depth), 1.0)
 
     def surviving(self, layer: int, later: int) -> float:
@@ -87,6 +89,11 @@ class DepthCounts:
 
     def remaining(self, layer: int) -> float:
         """Return how many further layers a row that is alive after `layer` is expected to go through."""
+        if layer not in self._remaining:
+            self._remaining[layer] = self._count_remaining(layer)
+        return self._remaining[layer]
+
+    def _count_remaining(self, layer: int) -> float:
         if layer >= self.depth:
             return 0.0
         tail = self.counts[layer + 1 :]

@@ -15,6 +15,7 @@ from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
 
 ROW_SETTINGS = {"threshold", "thresholds", "temperatures", "patience"}  # settings that may be columns of rows
+MOST_KEPT = 2000  # budgets and mixtures of gears that are remembered
 MOST_GEARS = 8  # of a governor: enough to be smooth, few enough to return in seconds
 
 
@@ -58,6 +59,7 @@ class GearBox:
         self.depth = predictor.network.depth
         self._gears: dict[str, Gear] = {}
         self._mixed: dict[frozenset[str], Policy] = {}
+        self._by_budget: dict[Budget, Gear] = {}
         self.full = self.gear(self._full_settings())
 
     def _full_settings(self) -> Any:
@@ -88,7 +90,18 @@ class GearBox:
 
     def for_budget(self, budget: Budget) -> Gear:
         """Return the gear that a budget chooses; refuses what the run was not calibrated for."""
-        return self.gear(self.predictor.settings_for(budget))
+        gear = self._by_budget.get(budget)
+        if gear is None:
+            if len(self._by_budget) >= MOST_KEPT:  # clients may send any number
+                self._by_budget.clear()
+            gear = self._by_budget[budget] = self.gear(self._settings_for(budget))
+        return gear
+
+    def _settings_for(self, budget: Budget) -> Any:
+        points = self.predictor.points
+        if budget.kind == "share" and points is not None and budget.value < points.points[0].mac_share:
+            return self._configured(points.points[0])  # the cheapest, without the warning that Python keeps for ever
+        return self.predictor.settings_for(budget)
 
     def _configured(self, point: OperatingPoint) -> Any:
         return (
@@ -120,9 +133,12 @@ class GearBox:
             return next(iter(gears)).policy
         key = frozenset(gear.key for gear in gears)
         if key not in self._mixed:
+            if len(self._mixed) >= MOST_KEPT:
+                self._mixed.clear()
             layers = range(self.depth + 1)
             open_exits = {n for gear in gears for n in layers if gear.policy.needs(n).should_exit}
-            self._mixed[key] = OpenExits(next(iter(gears)).policy.by_row(), frozenset(open_exits))
+            policy = self._mixed[key] = OpenExits(next(iter(gears)).policy.by_row(), frozenset(open_exits))
+            return policy
         return self._mixed[key]
 
 

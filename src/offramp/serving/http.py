@@ -21,7 +21,7 @@ from offramp.serving.service import RequestOptions
 
 STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
 OPENING = re.compile(rb"[\[{]")
-CLOSED_BY_CLIENT = 499  # the client has gone; no one reads the status
+CLOSED_BY_CLIENT = 499  # the client has gone, so this is only counted
 M = TypeVar("M", bound=BaseModel)
 
 

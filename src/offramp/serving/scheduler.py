@@ -36,6 +36,7 @@ from offramp.serving.gears import Gear, GearBox
 
 PRIORITIES = range(1, 10)  # 1 is served first
 DEFAULT_PRIORITY = 5
+KEPT = 1000  # ended inputs that may stay in the queues until they are cleaned
 SMALLEST_BATCH = 128  # tokens that may always share a batch
 Kind = Literal["answered", "expired", "cancelled", "failed"]
 
@@ -99,6 +100,7 @@ class RunningBatch:
     macs: Array  # by ORIGIN, so far
     kept: Array
     passed_over: int = 0
+    _gears: tuple[int, frozenset[Gear]] | None = None  # for so many live rows
 
     @property
     def rows(self) -> int:
@@ -108,7 +110,10 @@ class RunningBatch:
     @property
     def gears(self) -> frozenset[Gear]:
         """Gears of the live rows."""
-        return frozenset(_gear(self.owners[i][0]) for i in self.state.packed.rows[ORIGIN].tolist())
+        if self._gears is None or self._gears[0] != self.rows:
+            live = self.state.packed.rows[ORIGIN].tolist()
+            self._gears = self.rows, frozenset(_gear(self.owners[i][0]) for i in live)
+        return self._gears[1]
 
 
 class Scheduler:
@@ -216,12 +221,30 @@ class Scheduler:
         if self._last is not None:
             self.costs.observe(*self._last, seconds)
 
+    def fail_all(self, error: Exception) -> list[Ticket]:
+        """End everything that waits or runs; the last resort after an error in the scheduler itself."""
+        finished: list[Ticket] = []
+        self._take_in()
+        running = [ticket for batch in self.batches for ticket, _ in batch.owners]
+        for ticket in [*running, *(entry[2] for entry in self._heap)]:
+            if ticket.outcome is None:
+                self._finish(ticket, Outcome("failed", error=error), finished)
+        self.batches.clear()
+        self._heap.clear()
+        self._running = (0, 0.0)
+        return finished
+
     def _take_in(self) -> None:
         while self._inbox:
             ticket = self._inbox.popleft()
             self._push(ticket)
             if ticket.deadline < math.inf:
                 heapq.heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
+        open_inputs = self.waiting_inputs + sum(len(batch.owners) for batch in self.batches)
+        for heap in (self._heap, self._deadlines):
+            if len(heap) > 2 * open_inputs + KEPT:  # inputs that ended long before their deadline are forgotten
+                heap[:] = [entry for entry in heap if entry[2].outcome is None]
+                heapq.heapify(heap)
 
     def _push(self, ticket: Ticket) -> None:
         # a virtual deadline: urgent inputs overtake, and none is overtaken for ever
@@ -486,7 +509,7 @@ class Scheduler:
                 batch.macs, batch.kept = (
                     np.concatenate(pair) for pair in ((first.macs, second.macs), (first.kept, second.kept))
                 )
-                batch.passed_over = max(batch.passed_over, other.passed_over)
+                batch.passed_over, batch._gears = max(batch.passed_over, other.passed_over), None
                 self.batches.remove(other)
 
 

@@ -228,7 +228,7 @@ class Service:
     def _finished(self, worker: Worker, tickets: list[Ticket], now: float) -> None:
         answered = [ticket for ticket in tickets if ticket.outcome is not None and ticket.outcome.kind == "answered"]
         works: list[Work] = []
-        self._predict(answered)
+        self._predict([ticket for ticket in answered if ticket.payload is not None])
         for ticket in tickets:
             work: Work | None = ticket.payload
             if work is None or ticket.outcome is None:  # a row of the warm-up
@@ -237,16 +237,20 @@ class Service:
             work.kind, work.error = work.kind or ticket.outcome.kind, work.error or ticket.outcome.error
             work.queue_seconds = (ticket.started if ticket.started is not None else now) - ticket.arrived
             work.run_seconds = now - (ticket.started if ticket.started is not None else now)
-            if work.audits is not None:
-                self.audited(work)
-                continue
+            if work.error is not None:
+                LOG.error("an input failed", extra={"fields": {"model": self.name, "error": repr(work.error)[:200]}})
             works.append(work)
-            work.done(work)
-        for work in works:
-            if work.kind == "answered":
-                self._note(worker, work, now)
-        for listener in self.listeners:
-            listener(self, works)
+            work.done(work)  # clients first
+        try:
+            for work in works:
+                if work.audits is not None:
+                    self.audited(work)
+                elif work.kind == "answered":
+                    self._note(worker, work, now)
+            for listener in self.listeners:
+                listener(self, [work for work in works if work.audits is None])
+        except Exception:  # a bug in what is counted must not stop answers
+            LOG.exception("an answer was not counted")
 
     def _predict(self, tickets: Sequence[Ticket]) -> None:
         """Turn logits into predictions, all together; one by one if that fails."""

@@ -77,8 +77,9 @@ class Worker:
                     continue
             try:
                 self.one_step()
-            except Exception:  # a bug must not end the thread: the next step goes on with the other inputs
+            except Exception as error:  # a bug must neither end the thread nor leave a client waiting
                 LOG.exception("a step failed")
+                self.finished(self, self.scheduler.fail_all(error), self.clock())
 
     def one_step(self) -> None:
         """Take one step and hand over what it finished."""
@@ -99,7 +100,7 @@ class Worker:
         self._noted = after
 
     def _warm_up(self) -> None:
-        """Run rows of several sizes in every gear: graphs are compiled, and the costs of steps become known."""
+        """Run rows of several sizes, small ones in every gear: graphs are compiled, the costs of steps become known."""
         scheduler = self.scheduler
         tokenizer = scheduler.predictor.model.tokenizer
         special = set(tokenizer.all_special_ids)
@@ -108,7 +109,7 @@ class Worker:
         gears = list(dict.fromkeys([*self._gears, scheduler.gears.full]))
         for number in range(2):
             for rows, tokens in WARM_UP_ROWS if scheduler.network.decoder is None else WARM_UP_ROWS[:1]:
-                for gear in gears if number == 0 else gears[-1:]:
+                for gear in gears if number == 0 and rows < 16 else gears[-1:]:
                     lengths = [max(1, min(longest, tokens - place % 5)) for place in range(rows)]
                     tickets = [Ticket([_row(ids, length)], self.clock(), gear) for length in lengths]
                     self._warm_up_with(tickets)
