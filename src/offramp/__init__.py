@@ -38,6 +38,7 @@ def load(
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
     threads: int | None = None,
     revision: str | None = None,
+    cache: str | Path | None = None,
 ) -> Predictor:
     """Open a run folder written by `offramp train` or `offramp attach`, or one on the hub, ready to predict.
 
@@ -51,10 +52,11 @@ def load(
         precision: of the layers; "bf16" and "int8" need OpenVINO.
         threads: processor threads; all cores if left out.
         revision: of a run on the hub: a branch, a tag or a commit.
+        cache: where compiled graphs are kept, by default the user's cache folder; "none": nowhere.
     """
     from offramp.inference.predictor import Predictor
 
-    return Predictor.load(folder, engine, precision, threads, revision)
+    return Predictor.load(folder, engine, precision, threads, revision, cache)
 
 
 def __getattr__(name: str) -> Any:

@@ -82,7 +82,8 @@ def test_points_promise_what_a_new_evaluation_finds(every_task: dict[str, Path],
     assert (points.engine, points.precision) == ("torch", "fp32")
     shares, scores = [p.mac_share for p in points.points], [p.score for p in points.points]
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and len(shares) > 1
-    assert scores[:-1] == sorted(set(scores[:-1])), "a costlier point scores higher"
+    ranks = [(p.score, -(p.loss_upper or 0.0)) for p in points.points[:-1]]
+    assert scores[:-1] == sorted(scores[:-1]) and len(set(ranks)) == len(ranks), "a costlier point is better"
     assert points.full_point.settings == asdict(model.model.method.settings())
     assert points.full_point.mean_exit_layer == 3
     full = model.full_macs(data.encoded)

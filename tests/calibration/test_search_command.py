@@ -106,7 +106,7 @@ def test_search_writes_points_of_the_scoring_rows(own_run: Path) -> None:
         output = model.run(encoded, model.settings(given=point.settings), 4)
         predictions = model.task.predictions(others, encoded, output.logits)
         assert model.task.metrics(others, predictions)["accuracy"] == pytest.approx(point.seen)
-        assert point.seen is not None and point.score <= point.seen, "the bias of choosing is subtracted"
+        assert point.seen is not None and point.score <= point.seen + 1e-4, "the bias of choosing is subtracted"
         assert output.macs.sum() / model.full_macs(encoded) == pytest.approx(point.mac_share)
     assert stored["points"][-1]["mac_share"] == pytest.approx(1.0)
     model.predict(["a film"], budget=0.8)
@@ -151,11 +151,13 @@ def test_score_found_scores_the_best_of_every_range_of_costs(run: Path) -> None:
     best = promising_configurations(lucky, True)
     assert len(best) > len(tried) / 2
     reported: list[tuple[int, int]] = []
-    points = score_found(context, lucky, lambda *progress: reported.append(progress))
+    points, bounds = score_found(context, lucky, lambda *progress: reported.append(progress))
     assert reported[-1] == (len(best), len(best)), "all of them were scored, not one"
     fresh = [point for one in tried for point in one.points if one.gene in {kept.gene for kept, _ in best}]
     expected = pareto_front(fresh, points[-1], higher_is_better=True)
-    assert [p.settings for p in points] == [p.settings for p in expected]
+    settings = [point.settings for point in points]
+    assert all(point.settings in settings for point in expected), "others are there for their bounds"
+    assert bounds.rows == len(context.data.rows)
 
 
 @pytest.mark.parametrize("risk", [None, 0.9])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from offramp import engines, methods
 from offramp.calibration.diagnostics import calibration_warnings
 from offramp.calibration.grids import cliff_lengths, constant_length_grid, kept_tokens, refine_grid
+from offramp.calibration.loss_bounds import CONFIDENCE, MeasuredPoint, bound_losses, loss_bounds, stored_points
 from offramp.calibration.replay import (
     ExitRecording,
     exit_table,
@@ -38,6 +39,7 @@ from offramp.calibration.scores import (
     shrink_scores,
 )
 from offramp.calibration.thresholds import CUTS, search_thresholds, threshold_cuts
+from offramp.calibration.usefulness import keep_useful_points
 from offramp.core.columns import SCORED
 from offramp.core.policy import PairPolicy, Policy
 from offramp.decoding.calibration import decoder_candidates
@@ -60,7 +62,7 @@ PAIR_POINTS, PAIR_GENERATIONS = 24, 8  # the same for a pair, under each length 
 ENGINE, PRECISION = "torch", "fp32"  # what settings are calibrated on
 Settings = dict[str, Any]
 Predictions = list[dict[str, Any]]  # one prediction per row
-Evaluator = Callable[[Settings], OperatingPoint]
+Evaluator = Callable[[Settings], MeasuredPoint]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class CalibrationContext:
     length_policy: Policy = field(default_factory=Policy)  # drops tokens where the method is the depth half of a pair
     searched: Sequence[Settings] = ()  # settings that a length search found, tried beside those of the setting space
     bfloat16: bool = False  # precise enough to rank settings that are scored again later
+    loss_confidence: float = CONFIDENCE  # of the bounds on what settings lose
 
     def record(self) -> ExitRecording:
         """Return the outputs of every exit at the full setting."""
@@ -133,11 +136,18 @@ class CalibrationContext:
 
 
 def find_operating_points(
-    network: Network, method: Method, data: Data, name: str, fingerprint: str, searched: Sequence[Settings] = ()
+    network: Network,
+    method: Method,
+    data: Data,
+    name: str,
+    fingerprint: str,
+    searched: Sequence[Settings] = (),
+    loss_confidence: float = CONFIDENCE,
 ) -> OperatingPoints:
     """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""
     network.eval()
-    task, context = network.task, CalibrationContext(network, method, data, searched=searched)
+    task = network.task
+    context = CalibrationContext(network, method, data, searched=searched, loss_confidence=loss_confidence)
     found = OperatingPoints(
         task.metric,
         task.higher_is_better,
@@ -151,14 +161,19 @@ def find_operating_points(
         evaluate = point_evaluator(scored_on, None)
         tried = [evaluate(one) for one in settings]
         front = pareto_front(tried, evaluate({}), task.higher_is_better)
-        found = replace(found, points=front, scale=task.scale)
-        return replace(found, warnings=calibration_warnings(network, None, tried, found))
+        found = replace(
+            found, points=stored_points(front), scale=task.scale, bounds=loss_bounds(tried, loss_confidence)
+        )
+        found = replace(found, warnings=calibration_warnings(network, None, tried, found))
+        return keep_useful_points(found, task, data.rows)
     if task.scores_by_loss:  # every exit would record a vocabulary: one real run at the full setting
         return replace(found, points=(_full_point_by_loss(context),))
     recording = context.record()
-    *tried, full_point = explore_settings(context, recording)
-    found = replace(found, points=pareto_front(tried, full_point, task.higher_is_better))
-    return replace(found, warnings=calibration_warnings(network, recording, tried, found))
+    *explored, full_point = explore_settings(context, recording)
+    front = pareto_front(explored, full_point, task.higher_is_better)
+    found = replace(found, points=stored_points(front), bounds=loss_bounds(explored, loss_confidence))
+    found = replace(found, warnings=calibration_warnings(network, recording, explored, found))
+    return keep_useful_points(found, task, data.rows)
 
 
 def _full_point_by_loss(context: CalibrationContext) -> OperatingPoint:
@@ -186,9 +201,13 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     network, method, higher = context.network, context.method, context.network.task.higher_is_better
     if isinstance(method, PairMethod):
         return _explore_pair(context, method, recording)
-    evaluate = point_evaluator(context, recording if method.replays else None)
+    space = method.space
+    evaluate = point_evaluator(
+        context, recording if method.replays else None, own_family=isinstance(space, LengthSpace)
+    )
     settings = unique_settings([*candidate_settings(network, method, recording), *context.searched])
-    tried, full_point, space = [evaluate(one) for one in settings], evaluate({}), method.space
+    tried: list[OperatingPoint] = [evaluate(one) for one in settings]
+    full_point = evaluate({})
     if isinstance(space, ThresholdSpace) and space.grid:
         tried += refine_grid(space.name, tried[: len(space.grid)], full_point, evaluate)
     tried = monotone_scores(
@@ -196,7 +215,7 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     )
     if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
         tried += cross_fitted_gains(context, recording, tried, search_exit_settings, evaluate)
-    return [*tried, full_point]
+    return [*bound_losses(tried, context.loss_confidence), full_point]
 
 
 def _explore_pair(context: CalibrationContext, pair: PairMethod, recording: ExitRecording) -> list[OperatingPoint]:
@@ -205,18 +224,19 @@ def _explore_pair(context: CalibrationContext, pair: PairMethod, recording: Exit
     searched = [pair.merged_settings.part(0, one) for one in context.searched]
     candidates = candidate_settings(context.network, pair.length, recording)
     full_predictions = context.predictions(context.run({}, None))
-    *tried, full_point = (
+    *measured, full_point = (
         point
         for lengths in [*unique_settings([*searched, *candidates]), {}]
         for point in pair_points_at_lengths(context, lengths, full_predictions, split_rows=True)
     )
+    tried = bound_losses(measured, context.loss_confidence)  # of all of them: the front is a choice
     front = pareto_front(shrink_scores(tried, higher), full_point, higher)[:-1]
     return [*monotone_scores(front, higher), full_point]
 
 
 def pair_points_at_lengths(
     context: CalibrationContext, lengths: Settings, full_predictions: Predictions, split_rows: bool = False
-) -> list[OperatingPoint]:
+) -> list[MeasuredPoint]:
     """Return a pair's points at one length setting and a few settings of its exits, the full setting of the exits last.
 
     `full_predictions` are those of the full model. With `split_rows`, thresholds are found on half of the rows and
@@ -237,7 +257,10 @@ def pair_points_at_lengths(
     evaluate = point_evaluator(exits, recording if exits.method.replays else None, full_predictions)
     length_settings = asdict(methods.configure(pair.length.settings, lengths, pair.length.name))
     points = [evaluate(one) for one in [*settings, {}]]
-    return [replace(point, settings=pair.merged_settings.join(length_settings, point.settings)) for point in points]
+    return [
+        replace(point, settings=pair.merged_settings.join(length_settings, point.settings), family=repr(lengths))
+        for point in points
+    ]
 
 
 def has_searchable_thresholds(method: Method) -> bool:
@@ -317,18 +340,23 @@ def search_exit_settings(
 
 
 def point_evaluator(
-    context: CalibrationContext, recording: ExitRecording | None, full_predictions: Predictions | None = None
+    context: CalibrationContext,
+    recording: ExitRecording | None,
+    full_predictions: Predictions | None = None,
+    own_family: bool = False,
 ) -> Evaluator:
     """Return a function that gives the operating point of a setting on the context's rows.
 
     Settings are replayed if there is a recording, else run. `full_predictions` are those of the full model, which
-    disagreement is measured against; by default those of the full setting.
+    disagreement and losses are measured against; by default those of the full setting. With `own_family` every
+    setting is bounded by itself: for settings of which costlier ones are not always better.
     """
     task, data = context.network.task, context.data
     single = context.network.decoder is None  # translations are scored together: no error of single rows
     reference = (full_predictions or context.predictions(context.run({}, recording))) if single else []
+    full_scores = task.row_scores(data.rows, reference) if single else None
 
-    def evaluate(settings: Settings) -> OperatingPoint:
+    def evaluate(settings: Settings) -> MeasuredPoint:
         output = context.run(settings, recording)
         predictions = context.predictions(output)
         score = task.metrics(data.rows, predictions)[task.metric]
@@ -338,7 +366,17 @@ def point_evaluator(
         if single:
             error = float(np.mean(np.square(task.disagreement(predictions, reference))) / len(data.rows)) ** 0.5
         full = float(full_macs(context.network, data.encoded, output).sum())
-        return OperatingPoint(configured, float(macs.sum()) / full, score, float(layers.mean()), score, error)
+        scores = task.row_scores(data.rows, predictions) if single else None
+        return MeasuredPoint(
+            configured,
+            float(macs.sum()) / full,
+            score,
+            float(layers.mean()),
+            score,
+            error,
+            row_losses=None if scores is None or full_scores is None else np.subtract(full_scores, scores),
+            family=repr(settings) if own_family else "",
+        )
 
     return evaluate
 

@@ -34,7 +34,7 @@ from offramp.engines import AUTO, EngineOptions, Precision
 from offramp.errors import OfframpError
 from offramp.inference import run_folder as folders
 from offramp.inference.operating_points import LatencyPoint, OperatingPoint, OperatingPoints
-from offramp.inference.predictor import Predictor
+from offramp.inference.predictor import Predictor, graph_folder
 from offramp.nn.batches import Data, pack_rows
 from offramp.utils.hardware import hardware
 
@@ -159,7 +159,7 @@ def find_latency_point(
 ) -> LatencyPoint:
     """Return the point for a request, predicted and then timed; points.json of the folder is not read."""
     folder = Path(run)
-    how = EngineOptions(request.precision, request.threads, folder / ".cache")
+    how = EngineOptions(request.precision, request.threads, graph_folder(folder))
     predictor = Predictor(folders.load_run(run), points, request.engine, how)
     request = replace(request, engine=predictor.engine_name)
     data = Data(rows, predictor.prepare(rows, source))

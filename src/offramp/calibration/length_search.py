@@ -37,9 +37,12 @@ from offramp.calibration.calibrate import (
     point_evaluator,
 )
 from offramp.calibration.grids import cliff_lengths, constant_length_grid, length_macs
+from offramp.calibration.loss_bounds import bound_losses, loss_bounds, stored_points, without_rows
 from offramp.calibration.scores import monotone_scores, shrink_scores
+from offramp.calibration.usefulness import keep_useful_points
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import (
+    LossBounds,
     OperatingPoint,
     OperatingPoints,
     load_points,
@@ -166,8 +169,11 @@ def find_length_points(
     found = state.write_during(lambda note: search_lengths(searching, request.plan, known, note), report)
     data = {"name": name, "rows": len(scoring_rows), "fingerprint": fingerprint}
     data |= {"search_rows": len(search_rows), "tried": len(found)}
-    points = score_found(scoring, found, report_scoring)
-    return OperatingPoints(task.metric, task.higher_is_better, data, points, engine=ENGINE, precision=PRECISION)
+    points, bounds = score_found(scoring, found, report_scoring)
+    result = OperatingPoints(
+        task.metric, task.higher_is_better, data, points, engine=ENGINE, precision=PRECISION, bounds=bounds
+    )
+    return keep_useful_points(result, task, scoring.data.rows)
 
 
 def searched_settings(folder: Path) -> list[Settings]:
@@ -239,8 +245,8 @@ def evaluate_configuration(
     """Return the points of a configuration on the context's rows; for a pair, at settings spread over its front."""
     lengths: Settings = {length_space(context.method).name: kept_shares(gene)}
     if not isinstance(context.method, PairMethod):
-        return (point_evaluator(context, None, full_predictions)(lengths),)
-    return tuple(pair_points_at_lengths(context, lengths, full_predictions))
+        return (without_rows(point_evaluator(context, None, full_predictions)(lengths)),)
+    return tuple(without_rows(point) for point in pair_points_at_lengths(context, lengths, full_predictions))
 
 
 def first_population(context: CalibrationContext) -> Iterator[Gene]:
@@ -309,8 +315,11 @@ def crossover(first: Gene, second: Gene) -> Gene:
 
 def score_found(
     context: CalibrationContext, found: Sequence[TriedConfiguration], report: ReportScoring
-) -> tuple[OperatingPoint, ...]:
-    """Score promising configurations on the context's rows and return the front there, the full setting last."""
+) -> tuple[tuple[OperatingPoint, ...], LossBounds]:
+    """Score promising configurations on the context's rows and return the front there, the full setting last.
+
+    Also return how the losses were bounded. The configurations were found on other rows.
+    """
     higher = context.network.task.higher_is_better
     promising = promising_configurations(found, higher)
     index = np.unique(np.linspace(0, len(promising) - 1, SCORED_POINTS).round().astype(int))
@@ -323,8 +332,10 @@ def score_found(
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         scored += _score_again(context, gene, points, full_predictions)
         report(done, len(chosen))
+    bounds = loss_bounds(scored, context.loss_confidence)
+    scored = bound_losses(scored, context.loss_confidence)
     front = pareto_front(shrink_scores(scored, higher), full_point, higher)[:-1]
-    return (*monotone_scores(front, higher), full_point)
+    return stored_points((*monotone_scores(front, higher), full_point)), bounds
 
 
 def _score_again(

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
+from offramp.calibration.loss_bounds import MeasuredPoint
 from offramp.calibration.replay import ExitRecording
 from offramp.inference.batching import full_macs
 from offramp.inference.operating_points import OperatingPoint
@@ -130,11 +131,14 @@ def cross_fitted_gains(
     recording: ExitRecording,
     grid: Sequence[OperatingPoint],
     search: Search,
-    evaluate: Callable[[Settings], OperatingPoint],
+    evaluate: Callable[[Settings], MeasuredPoint],
 ) -> list[OperatingPoint]:
     """Return the searched settings that beat the grid (cheapest first) at equal cost on rows they were not found on."""
     task, full = context.network.task, float(full_macs(context.network, context.data.encoded).sum())
-    folds, sign, kept = _split_in_folds(context, recording, search), 1 if task.higher_is_better else -1, []
+    folds, sign = _split_in_folds(context, recording, search), 1 if task.higher_is_better else -1
+    kept: list[MeasuredPoint] = []
+    rows = context.data.rows
+    full_scores = task.row_scores(rows, context.predictions(context.run({}, recording)))
     for share, settings in search(context, recording):
         searched = [fold.run(fold.settings_for(share)) for fold in folds]
         spent = max(share, sum(macs for _, _, macs in searched) / full)
@@ -142,15 +146,18 @@ def cross_fitted_gains(
         baseline = [fold.run(rival.settings) for fold in folds]
         gains = sign * np.array([a[1] - b[1] for a, b in zip(searched, baseline, strict=True)])
         if gains.mean() > CLEAR_GAIN * gains.std(ddof=1) / FOLDS**0.5:
-            score = _joint_score(context, folds, [predictions for predictions, _, _ in searched])
-            kept.append(replace(evaluate(settings), score=score))
+            predictions = _joint_predictions(context, folds, [predictions for predictions, _, _ in searched])
+            score, scores = task.metrics(rows, predictions)[task.metric], task.row_scores(rows, predictions)
+            losses = None if full_scores is None or scores is None else np.subtract(full_scores, scores)
+            kept.append(replace(evaluate(settings), score=score, row_losses=losses, family="searched"))
     return monotone_scores(kept, task.higher_is_better)
 
 
-def _joint_score(context: CalibrationContext, folds: Sequence[_Fold], predictions: Sequence[list[Any]]) -> float:
-    """Return the metric of all rows, each predicted with the setting that was found without it."""
+def _joint_predictions(
+    context: CalibrationContext, folds: Sequence[_Fold], predictions: Sequence[list[Any]]
+) -> list[Any]:
+    """Return the predictions for all rows, each with the setting that was found without it."""
     by_row: dict[int, Any] = {}
     for fold, part in zip(folds, predictions, strict=True):
         by_row.update(zip(fold.rows.tolist(), part, strict=True))
-    task, rows = context.network.task, context.data.rows
-    return task.metrics(rows, [by_row[i] for i in range(len(rows))])[task.metric]
+    return [by_row[i] for i in range(len(context.data.rows))]

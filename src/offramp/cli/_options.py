@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offramp.errors import OfframpError
+from offramp.utils.cache_folder import VARIABLE
 from offramp.utils.run_paths import working_folder
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
@@ -31,7 +33,21 @@ Limit = Annotated[int | None, typer.Option(min=1, help="use only the first N row
 Engine = Annotated[str, typer.Option(help="how layers are executed: auto, native, openvino or torch")]
 Precision = Annotated[str, typer.Option(help="precision of the layers: fp32, bf16 or int8 (not torch on a CPU)")]
 Threads = Annotated[int | None, typer.Option(min=1, help="processor threads; all cores if left out")]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        help="where compiled graphs are kept: a folder, or none; if left out, the user's cache folder",
+        callback=lambda value: use_cache(value),
+    ),
+]
 Json = Annotated[str | None, typer.Option("--json", help="write the result to this file")]
+
+
+def use_cache(value: str | None) -> str | None:
+    """Use a cache folder in this process and those that it starts."""
+    if value is not None:
+        os.environ[VARIABLE] = value
+    return value
 
 
 def comma_list(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Run, check_run, comma_list, comma_numbers
+from offramp.cli._options import Cache, Columns, Run, check_run, comma_list, comma_numbers
 from offramp.data.readers import check_source
 from offramp.errors import OfframpError
 from offramp.utils.command_line import command_line, key_values
@@ -39,6 +39,7 @@ def command(
         str | None, typer.Option("--json", help="write the measurements here; an unfinished file is continued")
     ] = None,
     column: Columns = None,
+    cache: Cache = None,  # used by its callback
 ) -> None:
     """Measure rows a second, latency, memory and score of a run at several budgets, and of other runtimes."""
     check_run(run)

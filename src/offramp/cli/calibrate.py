@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, Engine, Limit, Precision, Run, Threads, check_run
+from offramp.cli._options import Cache, Columns, Engine, Limit, Precision, Run, Threads, check_run
 from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
@@ -29,6 +29,11 @@ def command(
     engine: Engine = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
+    cache: Cache = None,  # used by its callback
+    loss_confidence: Annotated[
+        float, typer.Option(help="confidence that a point chosen by --max-loss loses no more on new rows")
+    ] = 0.9,
+    force: Annotated[bool, typer.Option("--force", help="replace points that were found on far more rows")] = False,
     search: Annotated[
         bool, typer.Option("--search", help="search how many tokens each layer keeps (and, in a pair, when rows leave)")
     ] = False,
@@ -70,6 +75,8 @@ def command(
                 search_rows=search_rows,
                 seed=seed,
                 resume=resume,
+                loss_confidence=loss_confidence,
+                force=force,
                 limit=limit,
                 columns=names,
                 on_search=display.searching,
@@ -89,6 +96,8 @@ def command(
                 engine=engine,
                 precision=precision,  # type: ignore[arg-type]  # checked there
                 threads=threads,
+                loss_confidence=loss_confidence,
+                force=force,
                 limit=limit,
                 columns=names,
             )

@@ -9,6 +9,7 @@ import typer
 from offramp.cli._options import (
     BatchSize,
     Budget,
+    Cache,
     Columns,
     Engine,
     Json,
@@ -43,6 +44,7 @@ def command(
     engine: Engine = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
+    cache: Cache = None,  # used by its callback
     limit: Limit = None,
     column: Columns = None,
     curve: Annotated[bool, typer.Option("--curve", help="all operating points instead of one setting")] = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Budget, Latency, MaxDisagreement, MaxLoss, Risk, Run, Sets, check_run
+from offramp.cli._options import Budget, Cache, Latency, MaxDisagreement, MaxLoss, Risk, Run, Sets, check_run
 from offramp.utils.command_line import key_values
 
 
@@ -21,6 +21,7 @@ def command(
     max_disagreement: MaxDisagreement = None,
     set_: Sets = None,
     html: Annotated[str | None, typer.Option(help="write a page with a slider over all budgets to this file")] = None,
+    cache: Cache = None,  # used by its callback
 ) -> None:
     """Show one input layer by layer: tokens that left, the answer of each exit, where it stopped and why."""
     check_run(run)

@@ -10,6 +10,7 @@ import typer
 from offramp.cli._options import (
     BatchSize,
     Budget,
+    Cache,
     Columns,
     Engine,
     Latency,
@@ -42,6 +43,7 @@ def command(
     engine: Engine = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
+    cache: Cache = None,  # used by its callback
     column: Columns = None,
     format: Annotated[
         str | None, typer.Option(help="format of the input where its ending does not tell it: jsonl, csv, tsv, txt")

@@ -19,7 +19,10 @@ from offramp.calibration.length_search import (
     find_length_points,
     searched_settings,
 )
+from offramp.calibration.loss_bounds import CONFIDENCE, check_confidence
 from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
+from offramp.calibration.usefulness import distrust
+from offramp.data.overlap import MOST_ROWS, read_training_marks, row_marks, training_rows_reason
 from offramp.data.readers import fingerprint, read_rows
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
@@ -30,9 +33,11 @@ from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import remembered_columns
 from offramp.nn.batches import Data
+from offramp.tasks import Task
 from offramp.training.schedule import LARGEST_SEED
 
 ENOUGH_ROWS = 100  # rows below which operating points are hardly more than luck
+FAR_FEWER = 4  # times fewer rows than the points in place were found on
 Row = Mapping[str, Any]
 
 
@@ -47,6 +52,8 @@ def calibrate(
     engine: str = "auto",
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
     threads: int | None = None,
+    loss_confidence: float = CONFIDENCE,
+    force: bool = False,
     search: bool = False,
     iterations: int = 30,
     mutations: int = 30,
@@ -72,6 +79,8 @@ def calibrate(
         latency: also find a setting that answers single rows within this time, "5ms" or seconds.
         percentile: of rows that must be answered within the latency.
         engine, precision, threads: what the latency is measured on.
+        loss_confidence: with which a point that is chosen by `max_loss` loses no more than that on new rows.
+        force: replace points that were found on many more rows.
         search: search by evolution how many tokens each layer keeps (and, in a pair, when rows leave).
         iterations: generations of the search after the first population.
         mutations, crossovers: new configurations of each kind in a generation of the search.
@@ -94,12 +103,14 @@ def calibrate(
         raise OfframpError(
             "one kind of calibration", given, "search first, then run `offramp calibrate` without --search"
         )
+    check_confidence(loss_confidence)
     timed = None if seconds is None else LatencyRequest(seconds, percentile, engine, precision, threads)
     rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered_columns(run))
     if search:
         plan = SearchPlan(iterations, mutations, crossovers, seed)
-        return search_run(str(run), rows, str(data), SearchRequest(plan, search_rows, resume), on_search, on_scoring)
-    return calibrate_run(str(run), rows, str(data), risk, confidence, timed)
+        wanted = SearchRequest(plan, search_rows, resume)
+        return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force)
+    return calibrate_run(str(run), rows, str(data), risk, confidence, timed, loss_confidence, force)
 
 
 def calibrate_run(
@@ -109,8 +120,12 @@ def calibrate_run(
     risk: float | None = None,
     confidence: float = 0.95,
     latency: LatencyRequest | None = None,
+    loss_confidence: float = CONFIDENCE,
+    force: bool = False,
 ) -> OperatingPoints:
     """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped."""
+    if not force:
+        check_enough_to_replace(Path(run), len(rows), source)
     predictor = Predictor(folders.load_run(run))  # its old points may be another model's
     predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
@@ -126,7 +141,9 @@ def calibrate_run(
         few = f"{len(rows)} rows say little about the cost of settings: {ENOUGH_ROWS} or more would be better"
         warnings.warn(few, stacklevel=2)
     data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
-    points = find_operating_points(network, method, data, "/".join(Path(source).parts[-2:]), rows_fingerprint, searched)
+    name = "/".join(Path(source).parts[-2:])
+    points = find_operating_points(network, method, data, name, rows_fingerprint, searched, loss_confidence)
+    points = distrust_training_rows(points, run, recipe, predictor.task, rows)
     if searched:
         points = replace(points, data={**points.data, "searched": True})
     for warning in points.warnings:
@@ -152,20 +169,52 @@ def search_run(
     request: SearchRequest,
     report: ReportProgress = lambda _: None,
     report_scoring: ReportScoring = lambda done, total: None,
+    loss_confidence: float = CONFIDENCE,
+    force: bool = False,
 ) -> OperatingPoints:
     """Search a run's lengths (and exits) and write its points.json; guarantees of the old points are dropped."""
+    if not force:
+        check_enough_to_replace(Path(run), len(rows), source)
     predictor = Predictor(folders.load_run(run))  # its old points may be damaged, or another model's
     method, task = predictor.model.method, predictor.task
     task.check_rows(rows, source)
     check_searchable(method, task, len(rows), source)
     rows_fingerprint, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_training_rows(recipe, rows_fingerprint, source, None)
-    context = CalibrationContext(predictor.network, method, Data(rows, predictor.prepare(rows, source)))
+    data = Data(rows, predictor.prepare(rows, source))
+    context = CalibrationContext(predictor.network, method, data, loss_confidence=loss_confidence)
     name = "/".join(Path(source).parts[-2:])
     points = find_length_points(context, request, Path(run), name, rows_fingerprint, report, report_scoring)
+    points = distrust_training_rows(points, run, recipe, task, rows)
+    for warning in points.warnings:
+        warnings.warn(warning, stacklevel=2)
     operating.save_points(Path(run), points)
     write_model_card(Path(run), predictor.model, points, recipe)
     return points
+
+
+def check_enough_to_replace(folder: Path, rows: int, source: str) -> None:
+    """Refuse to replace points that were found on far more rows; points that cannot be used may always be replaced."""
+    try:
+        points = operating.load_points(folder) if (folder / "points.json").is_file() else None
+    except OfframpError:  # damaged, or another model's
+        return
+    if points is None or not points.trusted or rows * FAR_FEWER >= points.data["rows"]:
+        return
+    given = f"{rows} rows of {source}, where the points in place come from {points.data['rows']} rows"
+    fix = "calibrate on more rows, or give --force (force=True) to replace them all the same"
+    raise OfframpError(f"operating points for {folder} that are worth having", given, fix)
+
+
+def distrust_training_rows(
+    points: OperatingPoints, run: str, recipe: Mapping[str, Any], task: Task, rows: Sequence[Row]
+) -> OperatingPoints:
+    """Return the points, not to be trusted if most of their rows are rows that the run was trained on."""
+    if points.data["fingerprint"] in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
+        share = 1.0
+    else:
+        share = read_training_marks(Path(run)).share_of(row_marks(rows, task.input_columns))
+    return distrust(points, training_rows_reason(share)) if share > MOST_ROWS else points
 
 
 def warn_of_training_rows(recipe: Mapping[str, Any], rows_fingerprint: str, source: str, risk: float | None) -> None:

@@ -18,8 +18,17 @@ import yaml
 
 from offramp import __version__, methods, tasks
 from offramp.calibration.calibrate import calibration_subset, find_operating_points
+from offramp.calibration.usefulness import distrust
 from offramp.commands import recipes
 from offramp.data import readers as reading
+from offramp.data.overlap import (
+    MOST_ROWS,
+    TrainingMarks,
+    row_marks,
+    training_marks,
+    training_rows_reason,
+    write_training_marks,
+)
 from offramp.data.tokenization import max_tokens
 from offramp.data.tokenizer_training import train_wordpiece_tokenizer
 from offramp.errors import OfframpError
@@ -320,11 +329,15 @@ def run_training(
         listener(choosing=len(chosen_on.rows))
         dev_name = short_path(rows.dev_name)
         points = find_operating_points(model.network, method, chosen_on, dev_name, recipe["dev_fingerprint"])
+        marks = training_marks(row_marks(rows.train, rows.task.input_columns))
+        overlap = marks.share_of(row_marks(rows.dev, rows.task.input_columns))
+        if overlap > MOST_ROWS:
+            points = distrust(points, training_rows_reason(overlap))
         if trainer.accelerator.is_main_process:
             for warning in points.warnings:
                 warnings.warn(warning, stacklevel=2)
             results = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
-            _publish(Path(request.out), partial, model, points, {**recipe, **results})
+            _publish(Path(request.out), partial, model, points, {**recipe, **results}, marks)
         trainer.accelerator.wait_for_everyone()
     return TrainedRun(Path(request.out), model, points, progress.log)
 
@@ -462,11 +475,19 @@ def _names_only(request: TrainRequest) -> dict[str, Any]:
     return named
 
 
-def _publish(out: Path, partial: Path, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]) -> None:
+def _publish(
+    out: Path,
+    partial: Path,
+    model: LoadedRun,
+    points: OperatingPoints,
+    recipe: dict[str, Any],
+    marks: TrainingMarks,
+) -> None:
     """Write the finished folder, which takes its place in one step; then remove the unfinished one."""
     with atomic_replace(out) as fresh:
         folders.save_run(fresh, model)
         operating.save_points(fresh, points)
+        write_training_marks(fresh, marks)
         write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         write_text(fresh / "README.md", render_model_card(model, points, recipe))
     shutil.rmtree(partial, ignore_errors=True)

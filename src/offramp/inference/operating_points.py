@@ -1,25 +1,31 @@
 """Operating points: settings with their cost and score, from which a budget chooses.
 
 A share of the full model's MACs chooses the most accurate point that costs at most so much, else the cheapest; a share
-of 1 is the full setting. A loss chooses the cheapest point that loses at most so much of the metric; the default is a
-loss of 0.005. A risk, a disagreement and a latency choose among settings that were calibrated for them.
+of 1 is the full setting. A loss chooses the cheapest point whose loss of the metric is at most so much by an upper
+confidence bound; the default is a loss of 0.005. Where the calibration rows are too few for that, the estimated loss
+decides, and a warning says so. Points that were calibrated without bounds are chosen by the estimate. A risk, a
+disagreement and a latency choose among settings that were calibrated for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from offramp.errors import OfframpError
-from offramp.inference.budget import Budget
+from offramp.inference.budget import NAMES, Budget
+from offramp.utils import schema
 from offramp.utils.files import read_json, write_json
 
 BLOCK_BYTES, BLOCKS = 4096, 256  # what a fingerprint reads of a file of weights: block size, and how many blocks
 SIGNED_METRICS = ("pearson", "spearman", "matthews")  # correlations: −1 to 1
+LARGEST_SHARE = 100.0  # of the full model's MACs that a setting may cost
 EXACT = "fp32"  # the precision in which all engines decide alike
 
 
@@ -33,6 +39,30 @@ class OperatingPoint:
     mean_exit_layer: float
     seen: float | None = None  # the metric on the calibration rows themselves
     error: float = 0.0  # about a standard error of the loss, from the disagreement with the full model
+    loss_upper: float | None = None  # upper confidence bound on the loss on new rows; None: not bounded
+
+
+@dataclass(frozen=True)
+class LossBounds:
+    """How the bounds on the losses of points were computed."""
+
+    confidence: float  # with which a point that is chosen by its bound loses no more than that
+    rows: int | None  # that the losses were measured on; None: the metric has no bound
+
+    def rows_needed(self, loss: float) -> int | None:
+        """Return about how many rows prove a loss; None: no number of rows does.
+
+        They prove it of a setting that changes as many answers as may be lost and loses nothing on balance.
+        """
+        if loss <= 0.0:
+            return None
+        spread = NormalDist().inv_cdf(self.confidence) * math.sqrt(loss)
+        return math.ceil(((spread + math.sqrt(spread**2 + 4.0 * loss)) / (2.0 * loss)) ** 2)
+
+    def too_few_rows_for(self, loss: float) -> bool:
+        """Return whether a loss cannot be proven with the rows that there were."""
+        needed = self.rows_needed(loss)
+        return self.rows is None or needed is None or self.rows < needed
 
 
 @dataclass(frozen=True)
@@ -112,6 +142,8 @@ class OperatingPoints:
     engine: str | None = None  # that the points were calibrated on; None: of format 1, which does not say
     precision: str | None = None
     default: dict[str, Any] | None = None  # the budget that is used when none is given: its kind and value
+    bounds: LossBounds | None = None  # None: calibrated without bounds, as before version 0.2
+    trusted: bool = True  # False: the scores mean nothing (see `warnings`), and a loss chooses the full setting
 
     def __post_init__(self) -> None:
         """Raise expected scores to the least value of the metric: what is subtracted for luck must not pass it."""
@@ -146,9 +178,34 @@ class OperatingPoints:
         if budget.kind == "share":
             return self._within_share(budget.value)
         if budget.kind in ("loss", "default"):
-            fitting = (point for point in self.points if self.loss_of(point) <= budget.value + 1e-9)
-            return next(fitting, self.full_point)
+            point, unproven = self.within_loss(budget.value)
+            if unproven and budget.kind == "loss":
+                warnings.warn(unproven, stacklevel=3)
+            return point
         raise OfframpError("an operating point", str(budget), "give a budget or a max_loss")
+
+    def within_loss(self, loss: float) -> tuple[OperatingPoint, str]:
+        """Return the cheapest point that loses at most so much, and a sentence if that is not proven, else "".
+
+        The bounds decide. Where the rows are too few to prove such a loss of any cheaper point, the estimates do.
+        """
+        if not self.trusted:
+            return self.full_point, f"max_loss={loss:g} is answered with the full model: {' '.join(self.warnings)}"
+        fitting = next((point for point in self.points if self.loss_of(point) <= loss + 1e-9), self.full_point)
+        if self.bounds is None:
+            return fitting, ""
+        bounded = (point for point in self.points if point.loss_upper is not None and point.loss_upper <= loss + 1e-9)
+        proven = next(bounded, self.full_point)
+        if proven != self.full_point or fitting == self.full_point or not self.bounds.too_few_rows_for(loss):
+            return proven, ""
+        needed = self.bounds.rows_needed(loss)
+        if self.bounds.rows is None:
+            why = f"{self.metric} has no confidence bound here"
+        elif needed is None:
+            why = "no number of rows proves that nothing is lost"
+        else:
+            why = f"{self.bounds.rows} calibration rows are too few, about {needed} are needed"
+        return fitting, f"max_loss={loss:g} is an estimate and not proven: {why}"
 
     @property
     def default_budget(self) -> Budget:
@@ -173,10 +230,8 @@ class OperatingPoints:
         fitting = [point for point in self.points if point.mac_share <= share]
         if not fitting:
             cheapest = self.points[0]
-            warnings.warn(
-                f"no point within budget {share}: using the cheapest, {cheapest.mac_share:.3f} of the full compute",
-                stacklevel=3,
-            )
+            cost = f"{cheapest.mac_share:.3f} of the full compute, expected {self.metric} {cheapest.score:.4f}"
+            warnings.warn(f"no point within budget {share}: using the cheapest useful one, {cost}", stacklevel=3)
             return cheapest
         best = fitting[0]
         for point in fitting[1:]:
@@ -233,11 +288,18 @@ def threads_in_words(threads: int | None) -> str:
 def pareto_front(
     points: Sequence[OperatingPoint], full_point: OperatingPoint, higher_is_better: bool
 ) -> tuple[OperatingPoint, ...]:
-    """Return the points that no other beats on both cost and score, cheapest first, the full model's always last."""
+    """Return the points that no other beats on cost, score and bound together, cheapest first, the full one last.
+
+    Without bounds on the losses, cost and score alone decide.
+    """
     sign = 1.0 if higher_is_better else -1.0
+
+    def upper(point: OperatingPoint) -> float:
+        return math.inf if point.loss_upper is None else point.loss_upper
+
     kept: list[OperatingPoint] = []
-    for point in sorted(points, key=lambda p: (p.mac_share, -sign * p.score)):
-        if not kept or sign * point.score > sign * kept[-1].score:
+    for point in sorted(points, key=lambda p: (p.mac_share, -sign * p.score, upper(p))):
+        if not any(sign * other.score >= sign * point.score and upper(other) <= upper(point) for other in kept):
             kept.append(point)
     # points that cost more than the full model (exit heads at which no row leaves) are useless
     return (*[p for p in kept if p.mac_share < full_point.mac_share], full_point)
@@ -276,22 +338,34 @@ def load_points(folder: Path) -> OperatingPoints:
             f"run `offramp calibrate {folder} --data FILE`, or put back the points.json of this model",
         )
     try:
-        first, *others = (OperatingPoint(**point) for point in stored["points"])
-        return OperatingPoints(
-            stored["metric"],
-            stored["higher_is_better"],
-            stored["data"],
-            (first, *others),
-            tuple(RiskGuarantee(**one) for one in stored.get("guarantees", ())),
-            tuple(stored.get("warnings", ())),
-            tuple(LatencyPoint(**one) for one in stored.get("latencies", ())),
-            stored.get("scale", 1.0),
-            tuple(DisagreementPoint(**one) for one in stored.get("disagreements", ())),
-            stored.get("engine"),
-            stored.get("precision"),
-            stored.get("default"),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise OfframpError(
-            "operating points", f"a damaged points.json in {folder}", "calibrate or train again"
-        ) from error
+        points = schema.from_json(OperatingPoints, stored, ignore_unknown=True)
+        _check_points(points)
+    except schema.SchemaError as error:
+        given = f"a damaged points.json in {folder} ({error})"
+        raise OfframpError("operating points", given, "restore it, or calibrate or train again") from error
+    return points
+
+
+def _check_points(points: OperatingPoints) -> None:
+    """Refuse values that no calibration writes."""
+    if not points.points:
+        raise schema.SchemaError("points is empty")
+    rows = points.data.get("rows")
+    if not isinstance(rows, int) or isinstance(rows, bool) or not isinstance(points.data.get("name"), str):
+        raise schema.SchemaError("data lacks the name and the number of the rows")
+    if not points.scale > 0.0:
+        raise schema.SchemaError(f"scale is {points.scale}")
+    calibrated: list[Any] = [*points.points, *points.guarantees, *points.latencies, *points.disagreements]
+    wrong = [one.mac_share for one in calibrated if not 0.0 <= one.mac_share <= LARGEST_SHARE]
+    if wrong:
+        raise schema.SchemaError(f"a share of MACs is {wrong[0]}")
+    if points.bounds is not None and not 0.0 < points.bounds.confidence < 1.0:
+        raise schema.SchemaError(f"the confidence of bounds is {points.bounds.confidence}")
+    if points.default is not None:
+        kind, value = points.default.get("kind"), points.default.get("value")
+        if kind not in (*NAMES, "default"):
+            raise schema.SchemaError(f"default.kind is {kind!r:.60}")
+        try:
+            _ = Budget.default() if kind == "default" else Budget.parse(**{NAMES[kind]: value})
+        except OfframpError as error:
+            raise schema.SchemaError(f"default.value is {value!r:.60}") from error

@@ -24,11 +24,18 @@ from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.tasks import WindowPool
+from offramp.utils.cache_folder import cache_folder
 from offramp.utils.hardware import hardware
 
 Row = Mapping[str, Any]
 Long = Literal["truncate", "window"]
 CHUNK = 64  # batches that are sorted by length together
+
+
+def graph_folder(run: str | Path, cache: str | Path | None = None) -> Path | None:
+    """Return where the compiled graphs of a run are kept: a folder of its own for every set of weights, or None."""
+    base = cache_folder(cache)
+    return None if base is None else base / "graphs" / operating.weights_fingerprint(Path(run))
 
 
 def check_batch_size(batch_size: Any) -> None:
@@ -65,11 +72,16 @@ class Predictor:
         precision: Precision = "fp32",
         threads: int | None = None,
         revision: str | None = None,
+        cache: str | Path | None = None,
     ) -> Predictor:
-        """Open a run folder, or a name on the hub; compiled graphs are kept inside the folder, under `.cache`."""
+        """Open a run folder, or a name on the hub.
+
+        Compiled graphs are kept in `cache`, by default the user's cache folder; "none": nowhere. Nothing that is
+        compiled is read from the run folder or written to it.
+        """
         engines.choose(engine, torch.device("cpu"))  # a wrong name is refused before anything is read
         path = local_folder(folder, revision)
-        how = EngineOptions(precision, threads, path / ".cache")
+        how = EngineOptions(precision, threads, graph_folder(path, cache))
         model = folders.load_run(path if path != Path(folder) else folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None
         return cls(model, points, engine, how)
@@ -206,7 +218,17 @@ class Predictor:
     def run(self, encoded: Sequence[Encoded], settings: Any, batch_size: int = 32) -> RunOutput:
         """Return the logits, exit layers and costs of encoded rows."""
         policy = self.model.method.policy(self.network, settings)
-        return run_encoded(self.network, self.engine, policy, encoded, batch_size)
+        output = run_encoded(self.network, self.engine, policy, encoded, batch_size)
+        self._check_finite(output)
+        return output
+
+    def _check_finite(self, output: RunOutput) -> None:
+        """Refuse results that are not numbers: a damaged model or engine has computed them."""
+        for logits in output.logits:
+            if logits.dtype.kind == "f" and not np.isfinite(logits).all():
+                where = f"{self.model.folder or 'the model'} on engine {self.engine_name} {self.how.precision}"
+                fix = "use --engine torch --precision fp32; if that does not help, the weights are damaged"
+                raise OfframpError("scores that are numbers", f"NaN or infinity from {where}", fix)
 
     def finish(
         self, rows: Sequence[Row], encoded: Sequence[Encoded], output: RunOutput, window_pool: WindowPool = "mean"

@@ -166,6 +166,14 @@ class Task(ABC):
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """Return the scores of predictions against labelled rows."""
 
+    def row_scores(self, rows: Rows, predictions: Sequence[Row]) -> list[float] | None:
+        """Return the score of every row, 0…1, where `metric` is their mean; None where it is not."""
+        return None
+
+    def majority_predictions(self, rows: Rows) -> list[dict[str, Any]] | None:
+        """Return the predictions of a model that always gives the most frequent answer; None where there is none."""
+        return None
+
     def labelled(self, row: Row, prediction: Row) -> Row:
         """Return a row with a prediction as its label: what a model's own answers teach and are compared with."""
         return {**row, self.target: prediction[self.target]}

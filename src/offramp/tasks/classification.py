@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -116,6 +117,14 @@ class ClassificationTask(_texts.TextTask):
         average = "binary" if self.outputs == 2 else "macro"
         f1 = f1_score(true, predicted, average=average, zero_division=0.0)
         return {"accuracy": float(accuracy_score(true, predicted)), "f1": float(f1)}
+
+    def row_scores(self, rows: Rows, predictions: Sequence[Row]) -> list[float]:
+        both = zip(rows, predictions, strict=True)
+        return [float(self._index[row["label"]] == self._index[prediction["label"]]) for row, prediction in both]
+
+    def majority_predictions(self, rows: Rows) -> list[dict[str, Any]]:
+        ((label, _),) = Counter(row["label"] for row in rows).most_common(1)
+        return [{"label": label}] * len(rows)
 
     @cached_property
     def _index(self) -> dict[Label, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -131,6 +132,11 @@ class MultiLabelTask(_texts.TextTask):
             "macro_f1": float(f1_score(true, predicted, average="macro", zero_division=0.0)),
             "exact_match": float((true == predicted).all(axis=1).mean()),
         }
+
+    def majority_predictions(self, rows: Rows) -> list[dict[str, Any]]:
+        counts = Counter(tuple(sorted(_labels_of(row, "the rows", 0))) for row in rows)
+        ((labels, _),) = counts.most_common(1)
+        return [{"labels": list(labels)}] * len(rows)
 
     def labelled(self, row: Row, prediction: Row) -> Row:
         return {**row, "labels": list(prediction["labels"])}

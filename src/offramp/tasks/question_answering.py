@@ -141,6 +141,13 @@ class QuestionAnsweringTask(Task):
         exact, f1 = (sum(column) / len(scores) for column in zip(*scores, strict=True))
         return {"exact_match": exact, "span_f1": f1}
 
+    def row_scores(self, rows: Rows, predictions: Sequence[Row]) -> list[float]:
+        both = zip(rows, predictions, strict=True)
+        return [squad_score(prediction["answer"], row["answers"]["text"])[1] for row, prediction in both]
+
+    def majority_predictions(self, rows: Rows) -> list[dict[str, Any]] | None:
+        return [{"answer": ""}] * len(rows) if self.unanswerable else None
+
     def _answer(self, context: str, windows: Sequence[tuple[Encoded, np.ndarray]]) -> dict[str, Any]:
         """Return the answer of one row.
 

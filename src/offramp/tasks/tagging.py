@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -171,6 +172,10 @@ class TaggingTask(Task):
         pairs = [pair for both in zip(true, predicted, strict=True) for pair in zip(*both, strict=True)]
         scores = {"accuracy": sum(tag == guess for tag, guess in pairs) / max(1, len(pairs))}
         return scores if self.metric == "accuracy" else {"entity_f1": entity_f1(true, predicted), **scores}
+
+    def majority_predictions(self, rows: Rows) -> list[dict[str, Any]] | None:
+        counts = Counter(tag for row in rows for tag in row["tags"]).most_common(1)
+        return [{"tags": [counts[0][0]] * len(row["tags"])} for row in rows] if counts else None
 
     @cached_property
     def _index(self) -> dict[str, int]:

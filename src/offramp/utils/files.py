@@ -115,11 +115,12 @@ def _remove_leftovers(path: Path) -> None:
     """Remove temporary files of the same path whose writers were killed."""
     for other in path.parent.iterdir():
         match = TEMPORARY.fullmatch(other.name)
-        if match and match["name"] == path.name and not _is_running(int(match["pid"])):
+        if match and match["name"] == path.name and not is_running(int(match["pid"])):
             remove_path(other)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether a process exists."""
     if os.name == "nt":  # there, signal 0 is a Ctrl-C and not a test
         return True
     try:

@@ -16,7 +16,7 @@ from offramp.evaluation.collect import collect_results
 from offramp.evaluation.curves import BATCH
 from offramp.evaluation.result_cells import model_name
 from offramp.evaluation.tables import COLUMNS, table_lines
-from offramp.inference.budget import Budget
+from offramp.inference.budget import DEFAULT_LOSS, Budget
 from offramp.inference.operating_points import OperatingPoints
 
 if TYPE_CHECKING:
@@ -31,11 +31,16 @@ MAX_POINTS = 14  # operating points shown; the full model's always is
 def points_table(points: OperatingPoints) -> Table:
     """Return operating points as a table; its settings can be typed back with --set."""
     title = f"operating points on {points.data['rows']} rows of {points.data['name']}"
-    table = Table(title=title, title_justify="left")
-    for column in ("share of MACs", points.metric, "mean exit layer", "settings"):
+    default = DEFAULT_LOSS if points.default_budget.kind == "default" else None
+    unproven = "" if default is None else points.within_loss(default)[1]
+    table = Table(title=title, title_justify="left", caption=unproven or None, caption_justify="left")
+    bounded = points.bounds is not None and points.bounds.rows is not None
+    bound = [f"loss ≤ ({100 * points.bounds.confidence:g} %)"] if bounded and points.bounds is not None else []
+    for column in ("share of MACs", points.metric, *bound, "mean exit layer", "settings"):
         table.add_column(column, justify="right")
     for point in [*points.points[: -1 : -(-len(points.points) // MAX_POINTS)], points.full_point]:
-        numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", f"{point.mean_exit_layer:.2f}"
+        upper = ["" if point.loss_upper is None else f"{point.loss_upper:.4f}"] if bound else []
+        numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", *upper, f"{point.mean_exit_layer:.2f}"
         table.add_row(*numbers, ", ".join(f"{k}={_text(v)}" for k, v in point.settings.items() if v not in ((), [])))
     return table
 
@@ -52,7 +57,11 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     print_table(points_table(points))
     if budget is not None and budget.kind != "default":
         point = points.choose(budget)
-        print_line(f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}")
+        unproven = budget.kind == "loss" and bool(points.within_loss(budget.value)[1])
+        print_line(
+            f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}"
+            + " (estimate, not proven)" * unproven
+        )
     for proven in points.guarantees:
         promise = f"with confidence {proven.confidence:g}, at most {proven.risk:g} disagrees with the full model"
         out.print(f"{promise} at {proven.mac_share:.3f} of its compute ({proven.found:.4f} on {proven.rows} rows)")

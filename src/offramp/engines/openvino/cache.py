@@ -1,7 +1,9 @@
 """Compiled graphs by name: compiled on first use, kept in memory and, if there is a folder, on disk.
 
-A file name ends in a digest of everything the graph depends on: the function and its weights, the settings, the library
-versions, the processor. A graph that no longer fits is compiled again, and its old file is removed.
+A file name holds a digest of everything the graph depends on (the function and its weights, the settings, the library
+versions, the processor) and a digest of the file's own content. A file with other content is not given to OpenVINO, and
+a graph from a file must compute what torch computes, like a new one; else the file is removed and the graph is compiled
+again. A folder that cannot be written, or a full disk, only costs time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from offramp.engines.openvino.runtime import (
 )
 from offramp.engines.openvino.tracing import record_operations
 from offramp.errors import OfframpError
+from offramp.utils.files import is_running
 
 
 class GraphCache:
@@ -69,9 +72,9 @@ class GraphCache:
         first = spec.samples[0].given
         recorded = record_operations(lambda: spec.function(first), list(first.values()))
         path = None if self.folder is None else self._path(spec, recorded.digest.hexdigest(), settings)
-        found = None if path is None else self._read(path, settings)
+        found = None if path is None else self._read(path, spec, settings)
         if found is not None:
-            return Graph(found, first)
+            return found
         model = convert(spec, list(recorded.constants.values()))
         if settings.precision == "int8":
             quantise(model)
@@ -85,23 +88,63 @@ class GraphCache:
     def _path(self, spec: GraphSpec, digest: str, settings: CompileSettings) -> Path:
         parts = (digest, sorted(settings.properties().items()), settings.precision, GROUP, *_versions())
         assert self.folder is not None
-        return self.folder / f"{spec.name}.{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.blob"
+        return self.folder / f"{spec.name}.{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
 
-    def _read(self, path: Path, settings: CompileSettings) -> Any | None:
-        try:
-            return self.core.import_model(path.read_bytes(), "CPU", settings.properties())
-        except (OSError, RuntimeError):  # missing or damaged
-            return None
+    def _read(self, path: Path, spec: GraphSpec, settings: CompileSettings) -> Graph | None:
+        """Return the graph of a file whose content is what was written and computes what torch computes."""
+        for file in _files(path.parent, path.name):
+            with contextlib.suppress(OSError):
+                content = file.read_bytes()
+                try:
+                    if file.name == _file_name(path, content):
+                        imported = self.core.import_model(content, "CPU", settings.properties())
+                        graph = Graph(imported, spec.samples[0].given)
+                        _check(graph, spec, settings)
+                        return graph
+                except (OfframpError, RuntimeError, LookupError, TypeError, ValueError):  # another function's graph
+                    pass
+                file.unlink(missing_ok=True)
+        return None
 
     def _write(self, path: Path, spec: GraphSpec, compiled: Any) -> None:
-        """Write the compiled graph under a temporary name first; a folder that cannot be written only costs time."""
-        fresh = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-        with contextlib.suppress(OSError):
+        """Write the compiled graph under a temporary name first; after a failure nothing more is written."""
+        fresh = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}{PARTIAL}")
+        content = compiled.export_model().getvalue()
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(compiled.export_model().getvalue())
-            for old in path.parent.glob(f"{spec.name}.*.blob"):
+            fresh.write_bytes(content)
+            for old in _files(path.parent, spec.name):
                 old.unlink(missing_ok=True)
-            fresh.replace(path)
+            fresh.replace(path.with_name(_file_name(path, content)))
+            _remove_leftovers(path.parent)
+        except OSError:
+            self.folder = None
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+
+
+PARTIAL = ".partial"  # ends the name of a file that is being written; the number before it is the process
+
+
+def _file_name(path: Path, content: bytes) -> str:
+    """Return the name of the file with this content."""
+    return f"{path.name}.{hashlib.sha256(content).hexdigest()[:32]}.blob"
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Return the files of a graph, whose name is followed by digests."""
+    try:
+        return [file for file in folder.iterdir() if file.name.startswith(f"{name}.") and file.suffix == ".blob"]
+    except OSError:
+        return []
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove files of processes that were killed while writing."""
+    for file in folder.glob(f"*{PARTIAL}"):
+        number = file.name.removesuffix(PARTIAL).rpartition(".")[2]
+        if not number.isdecimal() or not is_running(int(number)):
+            file.unlink(missing_ok=True)
 
 
 CANNOT_TRACE = (AssertionError, AttributeError, LookupError, OfframpError, RuntimeError, TypeError, ValueError)

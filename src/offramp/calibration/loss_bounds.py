@@ -1,0 +1,97 @@
+"""Upper confidence bounds on what settings lose against the full model, on new rows.
+
+The cheapest setting whose estimated loss fits a limit loses more than the limit about every second time: it was chosen
+because its estimate was lucky. Settings are therefore chosen by a bound that holds with a stated confidence, whichever
+setting is chosen:
+
+- Paired: the loss of a row is the full model's score minus the setting's, so that what both do alike cancels out.
+- One setting: Gaffke's bound on the mean of bounded values, the quantile of their randomly weighted mean with one more
+  value, the largest possible. For losses of 0 and 1 it is the exact binomial bound of Clopper and Pearson.
+- All settings of a family (one threshold at many values): tested from the costliest to the cheapest until the first
+  that fails, which needs no correction. A setting's bound is therefore the largest of its own and those of costlier
+  settings. Families (lengths of a pair, searched thresholds) share the error probability equally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.errors import OfframpError
+from offramp.inference.operating_points import LossBounds, OperatingPoint
+
+CONFIDENCE = 0.9  # that a bound holds
+DRAWS, LARGEST_DRAW = 4000, 2_000_000  # random weightings, and numbers drawn at a time
+MOST_NUMBERS = 100_000_000  # drawn altogether: fewer weightings where rows are very many
+LARGEST_LOSS = 1.0  # of a row
+RowLosses = NDArray[np.float64]  # [rows]
+
+
+@dataclass(frozen=True)
+class MeasuredPoint(OperatingPoint):
+    """An operating point with what each calibration row lost against the full model."""
+
+    row_losses: RowLosses | None = field(default=None, compare=False, repr=False)  # None: the metric is no mean of rows
+    family: str = field(default="", compare=False)  # settings of one family are ordered by their cost
+
+
+def without_rows(point: OperatingPoint, **changes: Any) -> OperatingPoint:
+    """Return a point as it is stored."""
+    return OperatingPoint(**{**{one.name: getattr(point, one.name) for one in fields(OperatingPoint)}, **changes})
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence that is no probability worth having."""
+    if not 0.5 <= confidence < 1.0:
+        raise OfframpError("a confidence of loss bounds", f"{confidence}", "give 0.5 or more and less than 1, e.g. 0.9")
+
+
+def mean_upper_bounds(losses: NDArray[np.float64], confidences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an upper bound on the mean of each row of values in −1…1; losses [K, n], confidences [K]."""
+    count, rows = losses.shape
+    rng, totals = np.random.default_rng(0), []
+    draws = int(max(500, min(DRAWS, MOST_NUMBERS // (rows + 1))))
+    size = max(1, LARGEST_DRAW // (rows + 1))
+    for first in range(0, draws, size):
+        weights = rng.standard_exponential((min(size, draws - first), rows + 1))
+        sums = weights[:, :rows] @ losses.T + LARGEST_LOSS * weights[:, rows:]
+        totals.append(sums / weights.sum(1, keepdims=True))
+    drawn = np.concatenate(totals)  # [draws, K]
+    return np.array([np.quantile(drawn[:, k], confidences[k]) for k in range(count)])
+
+
+def bound_losses(tried: Sequence[OperatingPoint], confidence: float) -> list[OperatingPoint]:
+    """Return the points with bounds on their losses; unchanged where the metric is not the mean of row scores."""
+    families: dict[tuple[str, int], list[int]] = {}
+    losses: list[RowLosses] = []
+    for number, point in enumerate(tried):
+        if not isinstance(point, MeasuredPoint) or point.row_losses is None:
+            return list(tried)
+        families.setdefault((point.family, len(point.row_losses)), []).append(number)
+        losses.append(point.row_losses)
+    bounds = np.empty(len(tried))
+    for numbers in families.values():
+        each = np.full(len(numbers), 1.0 - (1.0 - confidence) / len(families))
+        ordered = sorted(numbers, key=lambda number: -tried[number].mac_share)
+        pointwise = mean_upper_bounds(np.stack([losses[number] for number in ordered]), each)
+        bounds[ordered] = np.maximum.accumulate(pointwise)
+    return [replace(point, loss_upper=float(max(0.0, b))) for point, b in zip(tried, bounds, strict=True)]
+
+
+def loss_bounds(tried: Sequence[OperatingPoint], confidence: float) -> LossBounds:
+    """Return how the losses of points were bounded."""
+    rows = [
+        None if not isinstance(point, MeasuredPoint) or point.row_losses is None else len(point.row_losses)
+        for point in tried
+    ]
+    known = [count for count in rows if count is not None]
+    return LossBounds(confidence, min(known) if known and len(known) == len(rows) else None)
+
+
+def stored_points(front: Sequence[OperatingPoint]) -> tuple[OperatingPoint, ...]:
+    """Return the points of a front as they are stored; the full setting, the last, loses nothing."""
+    return (*map(without_rows, front[:-1]), without_rows(front[-1], loss_upper=0.0))
