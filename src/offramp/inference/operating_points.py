@@ -365,6 +365,10 @@ def _check_points(points: OperatingPoints) -> None:
         kind, value = points.default.get("kind"), points.default.get("value")
         if kind not in (*NAMES, "default"):
             raise schema.SchemaError(f"default.kind is {kind!r:.60}")
+        if kind != "latency":
+            schema.checked(float, value, "default.value")
+        elif not isinstance(value, str | float | int):
+            raise schema.SchemaError(f"default.value is {value!r:.60}")
         try:
             _ = Budget.default() if kind == "default" else Budget.parse(**{NAMES[kind]: value})
         except OfframpError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -30,6 +31,42 @@ from offramp.utils.hardware import hardware
 Row = Mapping[str, Any]
 Long = Literal["truncate", "window"]
 CHUNK = 64  # batches that are sorted by length together
+
+
+def check_settings(model: LoadedRun, points: OperatingPoints) -> None:
+    """Refuse operating points whose settings the method cannot use: a points.json that was edited or damaged."""
+    method, defaults = model.method, asdict(model.method.settings())
+    stored: list[Any] = [*points.points, *points.guarantees, *points.latencies, *points.disagreements]
+    for settings in (one.settings for one in stored):
+        try:
+            for name, value in settings.items():
+                if name in defaults:
+                    _check_setting(name, value, defaults[name])
+            method.policy(model.network, methods.configure(method.settings, settings, method.name))
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            given = f"a damaged points.json in {model.folder} ({error})".replace("\n", " ")
+            fix = "restore it, or calibrate or train again"
+            raise OfframpError("operating points", given, fix) from error
+
+
+def _check_setting(name: str, value: Any, default: Any) -> None:
+    """Refuse a value of another type than the default's."""
+    if isinstance(default, tuple | list):
+        usable = isinstance(value, list | tuple) and all(_is_number(one) for one in value)
+    elif isinstance(default, bool | str):
+        usable = isinstance(value, type(default))
+    elif isinstance(default, int):
+        usable = isinstance(value, int) and not isinstance(value, bool)
+    elif isinstance(default, float):
+        usable = _is_number(value)
+    else:
+        usable = True
+    if not usable:
+        raise TypeError(f"the setting {name} is {value!r:.60}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def graph_folder(run: str | Path, cache: str | Path | None = None) -> Path | None:
@@ -84,6 +121,8 @@ class Predictor:
         how = EngineOptions(precision, threads, graph_folder(path, cache))
         model = folders.load_run(path if path != Path(folder) else folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None
+        if points is not None:
+            check_settings(model, points)
         return cls(model, points, engine, how)
 
     def __reduce__(self) -> tuple[Any, ...]:

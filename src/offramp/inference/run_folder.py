@@ -26,6 +26,7 @@ from offramp.inference import format1
 from offramp.methods import Method
 from offramp.nn.network import Network, bare_network
 from offramp.tasks import Task
+from offramp.utils import schema
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hf_logging import quiet_transformers
 from offramp.utils.run_paths import is_run, working_folder
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 2  # what this version writes; it also reads format 1 (inference/format1.py)
-FIELDS: dict[str, type] = {  # what every offramp.json must hold
-    "method": str,
-    "options": dict,
-    "task": dict,
-    "max_length": int,
-    "base_model": str,
-}
 HEAD_ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")  # of fine-tuned models
 NEW_IN_EVERY_RUN = ("exit_heads.", "lengths.", "retention.")  # added modules that are never taken from an earlier run
 
@@ -249,7 +243,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise OfframpError(f"the run folder {str(folder)!r}", given, fix)
     stored = read_json(path / "offramp.json")
     written = stored.get("format") if isinstance(stored, dict) else None
-    if written not in (1, FORMAT):
+    if isinstance(written, bool) or written not in (1, FORMAT):
         raise OfframpError(
             f"a run folder of format 1 or {FORMAT}",
             f"{folder}, whose offramp.json states format {written}",
@@ -260,18 +254,56 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
+@dataclass(frozen=True)
+class RunDescription:
+    """What every offramp.json holds."""
+
+    method: str
+    options: dict[str, Any]
+    task: dict[str, Any]
+    max_length: int
+    base_model: str
+
+
 def _check_description(description: dict[str, Any], folder: Path) -> None:
     """Refuse an offramp.json that lacks a field or holds a value of another type."""
-    wrong = [
-        f"{name} is {description[name]!r:.60}" if name in description else f"{name} is missing"
-        for name, kind in FIELDS.items()
-        if not isinstance(description.get(name), kind) or isinstance(description.get(name), bool)
-    ]
-    if not wrong and not isinstance(description["task"].get("name"), str):
-        wrong = ["task has no name"]
-    if wrong:
-        given = f"a damaged offramp.json ({'; '.join(wrong)})"
-        raise OfframpError(f"the run folder {folder}", given, "restore it or train again")
+    try:
+        known = schema.from_json(RunDescription, description, ignore_unknown=True)
+        schema.checked(str, known.task.get("name"), "task.name")
+        for name in ("labels", "tags", "texts"):
+            if name in known.task:
+                _check_names(known.task[name], f"task.{name}")
+        if known.max_length < 1:
+            raise schema.SchemaError(f"max_length is {known.max_length}")
+    except schema.SchemaError as error:
+        raise _damaged(folder, str(error)) from error
+
+
+def _check_names(values: Any, place: str) -> None:
+    """Refuse labels, tags or columns that are not a list of different texts, whole numbers, or true and false."""
+    usable = isinstance(values, list) and values and all(isinstance(value, str | int) for value in values)
+    if not usable or len({(type(value), value) for value in values}) < len(values):
+        raise schema.SchemaError(f"{place} is {values!r:.60}")
+
+
+def _damaged(folder: str | Path, why: str) -> OfframpError:
+    given = f"a damaged offramp.json ({why})"
+    return OfframpError(f"the run folder {folder}", given, "restore it or train again")
+
+
+def _check_labels(folder: Path, task: Task) -> None:
+    """Refuse labels that contradict the model's own config.json."""
+    ours = task.config().get("id2label")
+    try:
+        theirs = transformers.PreTrainedConfig.get_config_dict(str(folder))[0].get("id2label")
+    except (OSError, ValueError) as error:
+        raise _no_model(str(folder), error, complete=True) from error
+    if ours is None or not isinstance(theirs, dict):
+        return
+    stored = {str(number): str(label) for number, label in theirs.items()}
+    if stored != {str(number): label for number, label in ours.items()}:
+        labels = f"labels {list(ours.values())!r:.100} where config.json has {list(stored.values())!r:.100}"
+        raise _damaged(folder, labels)
 
 
 def read_recipe(folder: str | Path) -> dict[str, Any]:
@@ -306,11 +338,19 @@ def load_run(folder: str | Path) -> LoadedRun:
         method = methods.get(description["method"])
         options = methods.configure(method.options, description["options"], method.name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        given = f"a damaged offramp.json ({type(error).__name__}: {_first_line(error)})"
-        raise OfframpError(f"the run folder {folder}", given, "restore it or train again") from error
+        raise _damaged(folder, f"{type(error).__name__}: {_first_line(error)}") from error
+    _check_labels(path, task)
     hf = load_backbone(str(path), task, complete=True)
     check_tokenizer_size(tokenizer, hf, str(path))
-    net = build_network(hf, task, method, options)
+    try:
+        net = build_network(hf, task, method, options)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, OfframpError):
+            raise
+        raise _damaged(folder, f"options that build no model: {_first_line(error)}") from error
+    longest, positions = description["max_length"], net.encoder.positions
+    if longest > positions:
+        raise _damaged(folder, f"max_length is {longest}, and the model takes rows of {positions} tokens")
     try:
         net.added.load_state_dict(_load_added(path))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:

@@ -159,5 +159,5 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         given = f"no such file in {path.parent}"
         raise OfframpError(f"the file {path.name}", given, "check the folder's name, or train again") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OfframpError(f"to read {path}", f"a damaged file ({error})", "restore it or train again") from error
