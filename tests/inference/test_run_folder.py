@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_load_run_refuses_descriptions_of_wrong_values(trained: Path, tmp_path: 
         folders.load_run(tmp_path)
 
 
-@pytest.mark.parametrize("field", folders.FIELDS)
+@pytest.mark.parametrize("field", [one.name for one in fields(folders.RunDescription)])
 def test_read_description_names_a_missing_field(trained: Path, field: str) -> None:
     description = json.loads((trained / "offramp.json").read_text())
     assert description["format"] == 2
