@@ -164,7 +164,7 @@ def test_a_batch_never_changes_an_answer(lengths: list[int], leave: list[int], k
 
 
 def test_answered_tokens_keep_their_logits_when_they_are_dropped() -> None:
-    """Depth and length together on tags: a word settles after layer 1, then its token is dropped."""
+    """Depth and length together on tags: a word gets its answer after layer 1, then its token is dropped."""
 
     class AnswerTokens(Policy):
         def should_exit(self, layer: int, s: State) -> Tensor | None:

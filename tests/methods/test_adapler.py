@@ -1,4 +1,4 @@
-"""AdapLeR's rules: who leaves, what fades, what the saliency of a token is, and what is refused."""
+"""AdapLeR's rules: which tokens are dropped, the soft mask, the saliency of a token, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Length-Adaptive Transformer: what a step trains, which lengths it draws, who comes back."""
+"""The Length-Adaptive Transformer: what a step trains, which lengths it draws, which tokens are restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stays: by rank among a row's own tokens, ties to the earlier, the first token never dropped on row tasks."""
+"""Which tokens are kept: by rank among a row's own tokens, ties to the earlier, the first token never dropped on row tasks."""
 
 from __future__ import annotations
 

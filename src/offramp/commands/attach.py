@@ -52,7 +52,7 @@ METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out for the operating points
 FEWEST = 60  # texts below which exits cannot be trained and tested
 NO_TIME_SAVED = "no exits save time on this machine"
-SHORT_TEXT = 3  # tokens below which a text says little
+SHORT_TEXT = 3  # tokens below which a text holds little to learn from
 SMALL_DEPTH = 3  # layers below which exits hardly pay
 Listener = Callable[..., None]
 

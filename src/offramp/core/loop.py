@@ -5,7 +5,7 @@
 
 `run` starts a batch and steps until every row has left. One step is one segment: where the policy does nothing between
 layers, an engine runs them together. Between steps a batch may be split, and batches at the same layer may be merged: a
-row's answer never depends on its company. A policy that is a plain rule runs whole on an engine that understands it.
+row's answer never depends on its batch. A policy that is a plain rule runs whole on an engine that understands it.
 
 A row that exits takes its logits along and is never computed again. A dropped token's last state is kept for answers
 per token. Idle tokens (gate 0) stay visible as keys and values; their states are exact copies.

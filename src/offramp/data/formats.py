@@ -155,7 +155,7 @@ class StandardInput:
             yield unfinished
 
     def ready(self) -> bool:
-        """Return whether more can be read without waiting for whoever writes it."""
+        """Return whether more can be read without waiting for the writer."""
         if self._complete or self._file is None or os.name == "nt":  # there, select works on sockets only
             return True
         return bool(select.select([self._file], [], [], 0)[0])

@@ -55,7 +55,7 @@ ERRORS = {
     504: "the deadline has passed",
 }
 ErrorShape = Callable[[Problem], Response]
-Responses = dict[int | str, dict[str, Any]]  # what OpenAPI says of each status
+Responses = dict[int | str, dict[str, Any]]  # the OpenAPI description of each status
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _times(works: Sequence[Work], started: float, tokenisation: float) -> dict[s
 
 
 def info_of(server: Server, service: Service) -> dict[str, Any]:
-    """Return what TEI's `/info` says of a model, and what only Offramp knows."""
+    """Return the fields of TEI's `/info` for a model, and fields of Offramp's own."""
     predictor, limits = service.predictor, server.settings.limits
     labels = [str(label) for label in getattr(service.task, "labels", getattr(service.task, "tags", ()))]
     id2label = {str(index): label for index, label in enumerate(labels)}
@@ -300,7 +300,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 def _documented(model: type[BaseModel], answer: str) -> dict[str, Any]:
-    """Return what OpenAPI says of a route whose body is read by hand."""
+    """Return the OpenAPI description of a route whose body is parsed here and not by FastAPI."""
     body = {"required": True, "content": {"application/json": {"schema": schema_of(model)}}}
     responses = {status: {"description": about} for status, about in ERRORS.items()}
     return {"openapi_extra": {"requestBody": body}, "responses": {200: {"description": answer}, **responses}}

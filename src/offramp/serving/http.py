@@ -159,7 +159,7 @@ def make_request_options(
 
 
 def validate(model: type[M], content: Any) -> M:
-    """Return JSON as a request of a protocol; says which field is wrong."""
+    """Return JSON as a request of a protocol; an error names the wrong field."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

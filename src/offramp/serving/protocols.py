@@ -161,7 +161,7 @@ def native(body: bytes, find: Find, limits: HTTPLimits) -> Call:
 
 
 def _named(value: Any) -> Any:
-    """Return scores with texts as keys, as JSON wants them."""
+    """Return scores with texts as keys, as JSON requires."""
     return {str(name): score for name, score in value.items()} if isinstance(value, dict) else value
 
 

@@ -3,7 +3,7 @@
 New inputs join between segments. A row that exits is answered at once, not when its batch ends. Batches that stand at
 the same layer are merged when that is predicted to pay; whether a batch waits for another one to catch up is decided by
 the predicted sum of completion times. Rows that expired or whose client has gone are dropped between segments. Nothing
-of this changes an answer: the loop guarantees that a row's answer does not depend on its company.
+of this changes an answer: the loop guarantees that a row's answer does not depend on its batch.
 
 `submit` may be called from any thread; `step` belongs to one thread.
 """

@@ -13,7 +13,7 @@ from offramp.serving.gears import Gear
 from offramp.serving.scheduler import Refusal, Scheduler, Ticket
 
 LOG = logging.getLogger("offramp.serving")
-TICK = 0.1  # seconds between two looks of an idle worker
+TICK = 0.1  # seconds after which an idle worker checks for work
 WARM_UP_ROWS = ((1, 16), (4, 24), (16, 32), (48, 32))  # rows and tokens of each; measured twice
 Clock = Callable[[], float]
 
