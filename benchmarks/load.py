@@ -104,14 +104,14 @@ async def send_load(
     rows: Sequence[Mapping[str, Any]],
     rate: float,
     seconds: float,
-    wishes: Mapping[str, Any],
+    fields: Mapping[str, Any],
     key: str | None = None,
     seed: int = 0,
 ) -> Tally:
     """Send requests at a mean rate for some seconds and wait for the last answers."""
     rng, tally, pool = random.Random(seed), Tally(), Connections(*address, key)
     columns = [name for name in rows[0] if name not in ("label", "tags", "answers", "tgt")]
-    bodies = [json.dumps({**wishes, "inputs": [{name: row[name] for name in columns}]}).encode() for row in rows]
+    bodies = [json.dumps({**fields, "inputs": [{name: row[name] for name in columns}]}).encode() for row in rows]
     tasks: set[asyncio.Task[None]] = set()
     started = time.perf_counter()
     due = started
@@ -222,19 +222,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not 0.0 < options.seconds * len(rates) <= LONGEST or any(rate <= 0.0 for rate in rates):
         raise OfframpError("a load", f"{options.rates} for {options.seconds:g} s", f"stay within {LONGEST:g} s in all")
     budget = 1.0 if options.full else options.budget
-    wishes = {"budget": budget, "deadline_ms": options.deadline_ms, "model": options.model}
-    wishes = {name: value for name, value in wishes.items() if value is not None}
+    fields = {"budget": budget, "deadline_ms": options.deadline_ms, "model": options.model}
+    fields = {name: value for name, value in fields.items() if value is not None}
     rows, address, found = read_rows(options.data), local_address(options.url), []
     for number, rate in enumerate(rates):
         if number:
             time.sleep(options.pause)
         seed = options.seed + number
-        tally = asyncio.run(send_load(address, rows, rate, options.seconds, wishes, options.api_key, seed))
+        tally = asyncio.run(send_load(address, rows, rate, options.seconds, fields, options.api_key, seed))
         found.append(summary(tally, rate, options.seconds, slo))
         print(json.dumps(found[-1]), flush=True)
     if options.json:
         about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
-        write_json(Path(options.json), {"slo_ms": 1000 * slo, "wishes": wishes, "rates": found, **about})
+        write_json(Path(options.json), {"slo_ms": 1000 * slo, "fields": fields, "rates": found, **about})
 
 
 if __name__ == "__main__":

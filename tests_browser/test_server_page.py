@@ -81,7 +81,7 @@ def test_several_models_can_be_chosen(page: Page, start_server: StartServer, eve
     assert fits(page)
 
 
-def test_a_key_is_asked_for_and_errors_are_shown(page: Page, start_server: StartServer, trained: Path) -> None:
+def test_the_page_requires_a_key_and_shows_errors(page: Page, start_server: StartServer, trained: Path) -> None:
     page.goto(start_server({"films": trained}, AppSettings(api_keys=("secret",))))
     expect(page.get_by_role("alert")).to_contain_text("key")
     page.get_by_label("API key").fill("secret")

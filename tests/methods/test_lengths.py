@@ -1,4 +1,4 @@
-"""Which tokens are kept: by rank among a row's own tokens, ties to the earlier, the first token never dropped on row tasks."""
+"""Which tokens are kept: by rank among a row's own tokens, the earlier of equals; on row tasks always the first."""
 
 from __future__ import annotations
 

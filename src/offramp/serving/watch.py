@@ -1,7 +1,7 @@
 """How often early answers differ from the full model's, watched while serving.
 
 A sample of answers is computed again at full depth. For the share of answers that differ, a confidence sequence is
-kept: bounds that hold at all times together, however many samples are taken. It is the betting construction of Waudby-Smith
+kept: bounds that hold at all times together, after any number. It is the betting construction of Waudby-Smith
 and Ramdas, "Estimating means of bounded random variables by betting", Journal of the Royal Statistical Society B 86(1),
 2024 (Theorem 1): for a candidate mean m the wealth of a gambler who bets λ ≥ 0 against "the mean is at most m",
 
