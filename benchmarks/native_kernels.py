@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"hardware": hardware(), "threads": arguments.threads, "versions": engines.versions("native"), "rows": rows}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parse options, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="6x384,12x384,12x768")
@@ -146,10 +146,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each contender and shape")
     parser.add_argument("--out", help="JSON file")
-    arguments = parser.parse_args()
-    found = measure(arguments)
-    if arguments.out:
-        write_text(Path(arguments.out), json.dumps(found, indent=1) + "\n")
+    options = parser.parse_args(arguments)
+    found = measure(options)
+    if options.out:
+        write_text(Path(options.out), json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
