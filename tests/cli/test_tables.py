@@ -57,5 +57,8 @@ def test_a_table_is_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_an_expected_f1_is_not_negative() -> None:
     below = OperatingPoint({}, 0.1, -0.02, 1.0), OperatingPoint({}, 1.0, 0.9, 2.0)
-    shown = {metric: OperatingPoints(metric, True, {}, below).points[0].score for metric in ("f1", "pearson")}
-    assert shown == {"f1": 0.0, "pearson": -0.02}
+    for metric, expected in (("f1", "0.0000"), ("pearson", "-0.0200")):
+        points = OperatingPoints(metric, True, {"rows": 9, "name": "dev"}, below)
+        with (console := Console(width=200)).capture() as shown:
+            console.print(points_table(points))
+        assert expected in shown.get() and ("-0.02" in shown.get()) == (metric == "pearson")

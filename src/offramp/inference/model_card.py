@@ -92,7 +92,8 @@ def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping
     """Return a model card with the table of operating points."""
     task = model.network.task
     rows = "\n".join(
-        f"| {p.mac_share:.3f} | {p.score:.4f} | {p.mean_exit_layer:.2f} | `{p.settings}` |" for p in points.points
+        f"| {p.mac_share:.3f} | {points.shown_score(p.score):.4f} | {p.mean_exit_layer:.2f} | `{p.settings}` |"
+        for p in points.points
     )
     return f"""---
 library_name: offramp

@@ -13,7 +13,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -145,11 +145,12 @@ class OperatingPoints:
     bounds: LossBounds | None = None  # None: calibrated without bounds, as before version 0.2
     trusted: bool = True  # False: the scores mean nothing (see `warnings`), and a loss chooses the full setting
 
-    def __post_init__(self) -> None:
-        """Raise expected scores to the least value of the metric: what is subtracted for luck must not pass it."""
-        if self.higher_is_better and self.metric not in SIGNED_METRICS:
-            raised = tuple(point if point.score >= 0.0 else replace(point, score=0.0) for point in self.points)
-            object.__setattr__(self, "points", raised)
+    def shown_score(self, score: float) -> float:
+        """Return an expected score as people read it: not below 0 where the metric cannot be.
+
+        Calibration subtracts from the scores of the luckiest points. The choice among points uses the difference.
+        """
+        return score if self.metric in SIGNED_METRICS or not self.higher_is_better else max(0.0, score)
 
     def better(self, a: float, b: float) -> bool:
         """Return whether score `a` beats score `b`."""

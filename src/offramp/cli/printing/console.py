@@ -74,6 +74,8 @@ def _without(table: Table, name: str) -> Table:
     copy = Table(
         title=table.title,
         title_justify=table.title_justify,
+        caption=table.caption,
+        caption_justify=table.caption_justify,
         box=table.box,
         show_edge=table.show_edge,
         pad_edge=table.pad_edge,

@@ -40,7 +40,12 @@ def points_table(points: OperatingPoints) -> Table:
         table.add_column(column, justify="right")
     for point in [*points.points[: -1 : -(-len(points.points) // MAX_POINTS)], points.full_point]:
         upper = ["" if point.loss_upper is None else f"{point.loss_upper:.4f}"] if bound else []
-        numbers = f"{point.mac_share:.3f}", f"{point.score:.4f}", *upper, f"{point.mean_exit_layer:.2f}"
+        numbers = (
+            f"{point.mac_share:.3f}",
+            f"{points.shown_score(point.score):.4f}",
+            *upper,
+            f"{point.mean_exit_layer:.2f}",
+        )
         table.add_row(*numbers, ", ".join(f"{k}={_text(v)}" for k, v in point.settings.items() if v not in ((), [])))
     return table
 
@@ -57,9 +62,10 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     print_table(points_table(points))
     if budget is not None and budget.kind != "default":
         point = points.choose(budget)
+        score = points.shown_score(point.score)
         unproven = budget.kind == "loss" and bool(points.within_loss(budget.value)[1])
         print_line(
-            f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {point.score:.4f}"
+            f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {score:.4f}"
             + " (estimate, not proven)" * unproven
         )
     for proven in points.guarantees:
@@ -68,7 +74,8 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     for timed in points.latencies:
         promise = f"{timed.percentile:g} % of single answers within {timed.milliseconds:g}ms on {' '.join(timed.how)}"
         times = f"predicted {timed.predicted:.3g}ms, measured {timed.measured:.3g}ms"
-        out.print(f"{promise}: {points.metric} {timed.score:.4f} at {timed.mac_share:.3f} of the compute ({times})")
+        score = points.shown_score(timed.score)
+        out.print(f"{promise}: {points.metric} {score:.4f} at {timed.mac_share:.3f} of the compute ({times})")
 
 
 def print_trained(trained: TrainedRun, run: str) -> None:
