@@ -8,6 +8,7 @@ each group of measurements, and an interrupted file is continued.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offramp import __version__
+from offramp import __version__, engines
 from offramp.engines import AUTO
 from offramp.errors import OfframpError
 from offramp.evaluation.bench_data import ORDERS, BenchData, Exits, Predictions, Row, prepare_bench_data
@@ -45,7 +46,7 @@ from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
 Disagreement = dict[str, float | None]  # of predictions and of exits; None: there are none to compare
-PACKAGES = ("torch", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
+PACKAGES = ("torch", "offramp-native", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
 VOLATILE = ("date", "rows", "failed", "unfinished", "tokenise_ms_per_row", "command")  # may differ when continued
 METHOD = {
     "clock": "from token ids (lists) to logits (arrays), packing or padding included, tokenising left out; one process",
@@ -294,6 +295,7 @@ def bench_header(
         "command": command,
         "version": __version__,
         "versions": package_versions(),
+        "auto": "{} ({})".format(*engines.explain_choice(engines.AUTO, torch.device("cpu"), model.network.encoder)),
     }
 
 
@@ -305,6 +307,9 @@ def package_versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if "offramp-native" in found:
+        with contextlib.suppress(OfframpError):  # a package that cannot be loaded runs nothing
+            found["instruction_set"] = engines.versions("native")["instruction_set"]
     return found
 
 
