@@ -35,7 +35,7 @@ def write_untrained_run(base: str, method: str, kind: str, folder: Path) -> Path
     task = tasks.get(factories.KINDS[kind]).from_rows(rows, "rows").with_tokenizer(tokenizer)
     torch.manual_seed(0)
     net = folders.build_network(folders.load_backbone(base, task), task, chosen, chosen.options())
-    folders.save_run(folder, LoadedRun(net, tokenizer, chosen, chosen.options(), 64, base))
+    folders.save_run(folder, LoadedRun(net, tokenizer, chosen, chosen.options(), min(64, net.encoder.positions), base))
     return folder
 
 
