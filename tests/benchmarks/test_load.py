@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import load
+from benchmarks import load, server_drills
 from offramp.errors import OfframpError
 from tests import factories
 from tests.serving.conftest import StartServer, start_server  # noqa: F401  # a fixture
@@ -42,3 +42,13 @@ def test_a_load_is_bounded(tmp_path: Path) -> None:
     data = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows(count=2))
     with pytest.raises(OfframpError, match="stay within"):
         load.main(["--data", data, "--rates", "5,5", "--seconds", "400"])
+
+
+def test_clients_that_hang_up_leave_nothing_behind(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows(count=10))
+    arguments = [str(trained), "--data", data, "--drill", "hangup", "--clients", "30"]
+    server_drills.main([*arguments, "--serve", "--engine", "torch", "--slo", "20s"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["clients"] == 30 and not any(found["left_behind"].values())

@@ -39,6 +39,7 @@ from offramp.serving.service import Service, Work
 LOG = logging.getLogger("offramp.serving")
 PAGE = Path(__file__).with_name("page.html")
 LONG_TEXTS = 10_000  # characters of a request that are tokenised in another thread
+LAG_EVERY = 0.02  # seconds between two measurements of how far the HTTP thread is behind
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ERRORS = {
     400: "bad input",
@@ -79,11 +80,25 @@ class Server:
         self.draining = False
         self.open_requests = 0
         self.last_request = 0.0  # when one arrived, by the monotonic clock
+        self.lag = 0.0  # seconds that the HTTP thread is behind, as last seen
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken: every run is warm and the server is not shutting down."""
         return not self.draining and all(service.ready for service in self.services.values())
+
+    def overload(self) -> Refusal | None:
+        """Return a refusal if no request can be answered in time: the HTTP thread is behind, or the only queue is."""
+        if self.lag > max(service.settings.slo for service in self.services.values()):
+            return Refusal(f"the server is {1000 * self.lag:.0f} ms behind", self.lag)
+        return self.first.overload() if len(self.services) == 1 else None
+
+    async def watch_lag(self) -> None:
+        """Measure again and again how late the HTTP thread wakes up."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_EVERY)
+            self.lag = max(0.0, time.perf_counter() - before - LAG_EVERY)
 
     def find(self, name: str | None) -> Service:
         """Return a run by name; the first one if no name is given."""
@@ -123,7 +138,7 @@ class Server:
             self.check_key(request)
             if not self.ready:
                 raise Problem(503, "Unhealthy", "the server is not ready", "try again", 1.0)
-            if len(self.services) == 1 and (refusal := self.first.overload()) is not None:  # before any work is done
+            if (refusal := self.overload()) is not None:  # before any work is done
                 raise _overloaded(refusal)
             call = parse(await read_body(request, self.settings.limits), self.find, self.settings.limits)
             inputs, model = len(call.rows), call.service.name
@@ -268,7 +283,9 @@ def build_app(services: Sequence[Service], settings: AppSettings | None = None) 
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         for service in services:
             service.start()
+        lag = asyncio.ensure_future(server.watch_lag())
         yield
+        lag.cancel()
         for service in services:
             service.stop()
 

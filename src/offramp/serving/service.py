@@ -173,15 +173,19 @@ class Service:
         encoded: Sequence[Sequence[Encoded]],
         options: RequestOptions,
         done: Callable[[Work], None],
+        behind: float = 0.0,
     ) -> tuple[list[Ticket], Worker] | Refusal:
-        """Send inputs to the worker with the shortest predicted wait, or refuse all of them."""
+        """Send inputs to the worker with the shortest predicted wait, or refuse all of them.
+
+        `behind` is how many seconds the answer will have to wait outside the scheduler.
+        """
         gear, now = self.gear_for(options.budget), self.clock()
         worker = min(self.workers, key=lambda one: one.scheduler.predicted_wait())
         scheduler = worker.scheduler
         wait = scheduler.predicted_wait()
         deadline = math.inf if options.deadline is None else now + options.deadline
         if options.deadline is None:
-            cheapest = scheduler.predicted_wait(self.ladder[self.governor.floor])
+            cheapest = behind + scheduler.predicted_wait(self.ladder[self.governor.floor])
             if cheapest > ADMIT * self.settings.slo:
                 return Refusal(f"the predicted wait is {1000 * cheapest:.0f} ms", cheapest)
         elif gear is None:

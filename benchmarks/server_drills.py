@@ -1,0 +1,236 @@
+"""Drills of `offramp serve`: what must not go wrong, tried many times against a server in a process of its own.
+
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill sigterm --trials 100
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill hangup --clients 1000
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill overload --rate 2000 --seconds 300
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill soak --rate 50 --seconds 1800
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill drift --other imdb.jsonl --limit 0.02
+
+sigterm: SIGTERM under load; every request that was sent is answered, or refused with 503. hangup: clients that leave
+without reading; no work stays behind. overload: more than the server can do; latency of accepted requests, refusals,
+memory, time back to the normal gear. soak: ordinary load beside clients that send garbage, hang up and reconnect.
+drift: first the rows of the run, then those of another data set; how many requests until the alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from offramp import __version__
+from offramp.data.readers import read_rows
+from offramp.errors import OfframpError
+from offramp.inference.budget import parse_latency
+from offramp.utils.command_line import command_line
+from offramp.utils.files import write_json
+from offramp.utils.hardware import hardware
+
+if __package__:
+    from benchmarks.load import Tally, send_load, summary
+else:  # as a script: its own folder is where modules are found
+    from load import Tally, send_load, summary
+
+PROGRAM = "python benchmarks/server_drills.py"
+Rows = Sequence[Mapping[str, Any]]
+Address = tuple[str, int]
+GARBAGE = (b"GET / HTTP/1.1\r\n", b"\x00\xff\xfe" * 50, b"POST /v1/predict HTTP/1.1\r\nContent-Length: 999\r\n\r\n{",
+           b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{]")  # fmt: skip
+
+
+@contextmanager
+def running_server(run: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Address]]:
+    """Start `offramp serve` on a free port and wait until it is ready."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        address = ("127.0.0.1", int(one.getsockname()[1]))
+    command = [sys.executable, "-m", "offramp.cli", "serve", run, "--port", str(address[1]), "--log-level", "warning"]
+    with subprocess.Popen([*command, *options]) as process:
+        try:
+            for _ in range(1200):
+                if _ready(address):
+                    break
+                if process.poll() is not None:
+                    raise OfframpError("a server to drill", f"it ended with {process.returncode}", "see its message")
+                time.sleep(0.05)
+            yield process, address
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(40)
+
+
+def _get(address: Address, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def _ready(address: Address) -> bool:
+    try:
+        return bool(_get(address, "/health"))
+    except OSError:
+        return False
+
+
+def _status(address: Address) -> dict[str, Any]:
+    found: dict[str, Any] = _get(address, "/v1/status")["models"][0]
+    return found
+
+
+def _memory(process: subprocess.Popen[bytes]) -> float:
+    """Return the resident memory of a process in MB (Linux)."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def drill_sigterm(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Stop servers under load; count requests that got neither an answer nor a refusal, and exit codes."""
+    lost, refused, answered, codes = 0, 0, 0, []
+    for trial in range(options.trials):
+        with running_server(options.run, *options.serve) as (process, address):
+            delay = random.Random(trial).uniform(0.3, 1.0)
+
+            tally = asyncio.run(_load_and_stop(process, address, rows, options.rate, delay, trial))
+            codes.append(process.wait(60))
+            lost += tally.failures
+            refused += len(tally.refusals)
+            answered += len(tally.latencies)
+        print(f"trial {trial + 1}: exit code {codes[-1]}, lost so far {lost}", flush=True)
+    return {"trials": options.trials, "lost": lost, "answered": answered, "refused": refused,
+            "exit_codes_not_zero": sum(code != 0 for code in codes)}  # fmt: skip
+
+
+async def _load_and_stop(
+    process: subprocess.Popen[bytes], address: Address, rows: Rows, rate: float, delay: float, seed: int
+) -> Tally:
+    asyncio.get_running_loop().call_later(delay, process.send_signal, signal.SIGTERM)
+    return await send_load(address, rows, rate, delay + 0.1, {}, seed=seed)
+
+
+def drill_hangup(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Let clients send a request and leave at once; return how long work stays in the server."""
+    with running_server(options.run, *options.serve) as (process, address):
+        before = _memory(process)
+        for number in range(options.clients):
+            _leave(address, rows[number % len(rows)])
+        started = time.perf_counter()
+        while (state := _status(address))["queue_inputs"] or state["batches"]:
+            if time.perf_counter() - started > 30:
+                break
+            time.sleep(0.02)
+        seconds = time.perf_counter() - started
+        left = {name: state[name] for name in ("queue_inputs", "queue_tokens", "batches")}
+        return {"clients": options.clients, "seconds_until_empty": round(seconds, 2), "left_behind": left,
+                "memory_growth_mb": round(_memory(process) - before, 1)}  # fmt: skip
+
+
+def _leave(address: Address, row: Mapping[str, Any], raw: bytes | None = None) -> None:
+    texts = {name: text for name, text in row.items() if name not in ("label", "tags", "answers", "tgt")}
+    body = json.dumps({"inputs": [texts]}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: {address[0]}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with suppress(OSError), socket.create_connection(address, timeout=5) as connection:  # the server may close first
+        connection.sendall(head + body if raw is None else raw)
+
+
+def drill_overload(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Send more than the server can do, then little; return latencies, refusals, memory and the way back."""
+    with running_server(options.run, "--slo", options.slo, *options.serve) as (process, address):
+        asyncio.run(send_load(address, rows, 20.0, 3.0, {}))
+        before = _memory(process)
+        tally = asyncio.run(send_load(address, rows, options.rate, options.seconds, {}))
+        ended = time.perf_counter()
+        while (state := _status(address))["gear"] < state["normal_gear"] and time.perf_counter() - ended < 60:
+            time.sleep(0.05)
+        back = time.perf_counter() - ended
+        numbers = summary(tally, options.rate, options.seconds, parse_latency(options.slo))
+        return {**numbers, "seconds_to_normal_gear": round(back, 2), "still_alive": process.poll() is None,
+                "memory_growth_mb": round(_memory(process) - before, 1)}  # fmt: skip
+
+
+def drill_soak(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Send ordinary load for long, beside clients that crash, send garbage and reconnect."""
+    with running_server(options.run, "--slo", options.slo, *options.serve) as (process, address):
+        asyncio.run(send_load(address, rows, options.rate, 5.0, {}))
+        before, ends, parts, seed = _memory(process), time.monotonic() + options.seconds, [], 0
+        while time.monotonic() < ends:
+            seed += 1
+            for number in range(20):
+                _leave(address, rows[(seed + number) % len(rows)], GARBAGE[number % 4] if number % 2 else None)
+            tally = asyncio.run(send_load(address, rows, options.rate, min(20.0, options.seconds), {}, seed=seed))
+            parts.append(summary(tally, options.rate, min(20.0, options.seconds), parse_latency(options.slo)))
+        state = _status(address)
+        return {"seconds": options.seconds, "answered": sum(part["answered"] for part in parts),
+                "failed": sum(part["failed"] for part in parts), "worst_p99_ms": max(part["p99_ms"] for part in parts),
+                "memory_growth_mb": round(_memory(process) - before, 1), "queue_inputs": state["queue_inputs"],
+                "batches": state["batches"], "still_alive": process.poll() is None}  # fmt: skip
+
+
+def drill_drift(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Send the run's own rows, then those of another data set; return after how many requests an alarm came."""
+    if not options.other:
+        raise OfframpError("rows of another data set", "none", "give --other FILE")
+    other = [{next(iter(rows[0])): row["text"]} for row in read_rows(options.other)]
+    limit = ["--disagreement-limit", str(options.limit)]
+    with running_server(options.run, "--slo", options.slo, *limit, *options.serve) as (_, address):
+        asyncio.run(send_load(address, rows, options.rate, options.seconds, {}))
+        calm, sent = _status(address), 0
+        state = calm
+        while not state["alarms"] and sent < options.most:
+            tally = asyncio.run(send_load(address, other, options.rate, 2.0, {}, seed=sent))
+            sent, state = sent + tally.sent, _status(address)
+        return {"alarm_before_drift": bool(calm["alarms"]), "disagreement_before": calm["disagreement"],
+                "requests_until_alarm": sent if state["alarms"] else None, "alarms": state["alarms"],
+                "disagreement_after": state["disagreement"], "gear": state["gear"]}  # fmt: skip
+
+
+DRILLS = {
+    "sigterm": drill_sigterm,
+    "hangup": drill_hangup,
+    "overload": drill_overload,
+    "soak": drill_soak,
+    "drift": drill_drift,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a drill, print what it found, and write it if wanted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--data", required=True, help="rows to send")
+    parser.add_argument("--drill", required=True, choices=list(DRILLS))
+    parser.add_argument("--trials", type=int, default=100, help="sigterm: servers that are stopped")
+    parser.add_argument("--clients", type=int, default=1000, help="hangup: clients")
+    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the load")
+    parser.add_argument("--slo", default="50ms")
+    parser.add_argument("--other", help="drift: rows of another data set")
+    parser.add_argument("--limit", type=float, default=0.02, help="drift: disagreement that raises the alarm")
+    parser.add_argument("--most", type=int, default=5000, help="drift: requests after which it counts as unnoticed")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of `offramp serve`")
+    parser.add_argument("--json", help="write the numbers here")
+    options = parser.parse_args(arguments)
+    if not 0.0 < options.seconds <= 3600 or not 0.0 < options.rate <= 20_000 or options.trials > 1000:
+        raise OfframpError(
+            "a drill", f"{options.rate:g}/s for {options.seconds:g} s", "stay within an hour and 20,000/s"
+        )
+    found = {"drill": options.drill, **DRILLS[options.drill](options, read_rows(options.data))}
+    print(json.dumps(found))
+    if options.json:
+        about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
+        write_json(Path(options.json), {**found, **about})
+
+
+if __name__ == "__main__":
+    main()
