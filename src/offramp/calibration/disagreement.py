@@ -88,7 +88,7 @@ def _point_for(
     cheapest: float = 0.0,
 ) -> DisagreementPoint:
     chosen, proven = 0, False
-    for index, (_, losses, _) in enumerate(tested):
+    for index, (_, losses, _) in enumerate(tested[1:], 1):  # the full model, which comes first, proves nothing
         if p_value(losses, limit, binary) > 1.0 - CONFIDENCE:
             break
         chosen, proven = index, True

@@ -13,7 +13,7 @@ from offramp.utils.cache_folder import VARIABLE
 from offramp.utils.run_paths import working_folder
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
-Run = Annotated[str, typer.Argument(help="a run folder (of `offramp train` or `attach`), or its name on the hub")]
+Run = Annotated[str, typer.Argument(help="a folder that `offramp train` or `offramp attach` wrote")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method as key=value; may be repeated")]
 Columns = Annotated[
     list[str] | None, typer.Option("--column", help="read a column by another name: text=sentence; may be repeated")

@@ -58,7 +58,7 @@ FULL = DemoSize(
     4000, 3500, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), BudgetTiming(timed=256, alone=48, rounds=5)
 )
 QUICK = DemoSize(
-    1000, 1000, 400, 400, Schedule(epochs=1, batch_size=16, lr=1e-4), BudgetTiming(timed=96, alone=16, rounds=3)
+    2000, 1500, 400, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3)
 )
 
 
