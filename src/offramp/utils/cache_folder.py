@@ -19,4 +19,4 @@ def cache_folder(given: str | Path | None = None) -> Path | None:
     chosen = str(given) if given is not None else os.environ.get(VARIABLE, "")
     if chosen == NOWHERE:
         return None
-    return Path(chosen) if chosen else files.cache_folder()
+    return Path(chosen) if chosen else files.user_cache_folder()

@@ -132,7 +132,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def cache_folder() -> Path:
+def user_cache_folder() -> Path:
     """Return where fetched or derived files are kept: $XDG_CACHE_HOME/offramp, else ~/.cache/offramp."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "offramp"

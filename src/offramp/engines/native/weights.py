@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.engines.native.library import import_native
-from offramp.utils.files import cache_folder
+from offramp.utils.files import user_cache_folder
 
 SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
 MOST_FILES = 32  # the least recently used ones are removed
@@ -66,7 +66,7 @@ def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
 
 def packed_weights_folder() -> Path:
     """Return the folder of packed weights in the user's cache."""
-    return cache_folder() / "native"
+    return user_cache_folder() / "native"
 
 
 def _path(matrices: Sequence[Matrix], precision: str) -> Path:
