@@ -101,7 +101,7 @@ def summarise(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the trials that the file lacks and print the summary of each run."""
     parser = argparse.ArgumentParser(description="How often max_loss is broken on new rows.")
     parser.add_argument("runs", nargs="+", help="run folders of exit methods")
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=CONFIDENCE)
     parser.add_argument("--block", type=int, default=10, help="trials between two writes of the file")
     parser.add_argument("--json", required=True, help="the result; an interrupted study goes on from it")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     target, rows = Path(given.json), read_rows(given.data)
     study = {"data": Path(given.data).name, "rows": given.rows, "confidence": given.confidence}
     stored = read_json(target) if target.is_file() else {**study, "version": __version__, "hardware": hardware()}
