@@ -185,6 +185,16 @@ def test_a_rule_over_undescribed_heads_runs_segment_by_segment() -> None:
     assert_same_decisions(ours, answer(engines.make("torch", net.encoder), net, policy, packed))
 
 
+def test_an_engine_keeps_the_heads_of_a_few_models_only() -> None:
+    engine = native(plain_network())
+    models = [factories.exit_network() for _ in range(12)]
+    compiled = [engine.compile_heads(net) for net in models]
+    assert engine.compile_heads(models[-1]) is compiled[-1]
+    assert engine.compile_heads(models[0]) is not compiled[0]
+    packed = pack(factories.token_ids(LENGTHS))
+    assert torch.equal(*(answer(engine, net, Policy(), packed).logits for net in (models[0], models[0])))
+
+
 def test_pruned_layers_equal_torch() -> None:
     net = factories.exit_network()
     for layer in net.encoder.layers:

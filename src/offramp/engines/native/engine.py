@@ -36,6 +36,7 @@ ACTIVATIONS = {  # class of the activation module → its name in C++
     "FastGELUActivation": "gelu_tanh",
     "ReLU": "relu",
 }
+MOST_MODELS = 8  # whose exit heads one engine keeps
 FIRST_PRECISION = {"bf16": "avx512_bf16"}  # precisions that need an instruction set
 
 
@@ -50,7 +51,6 @@ class NativeEngine(Engine):
         self.encoder, self.native, self.precision = encoder, native, precision
         self._depth = encoder.depth
         self._heads: dict[int, NativeExitHeads] = {}
-        self._plans: dict[tuple[int, ExitRule], tuple[Any, list[Any], Any] | None] = {}
         self._lock = threading.Lock()
 
     @property
@@ -141,18 +141,20 @@ class NativeEngine(Engine):
             return exit_heads
         found = self._heads.get(id(exit_heads))  # kept with what it was built from, so the number stays its own
         if found is None:
-            with self._lock:
-                found = self._heads.setdefault(id(exit_heads), NativeExitHeads(self.native, exit_heads))
+            found = NativeExitHeads(self.native, exit_heads)
+            if found.described:  # others have nothing to keep, and may be new ones with every batch
+                with self._lock:
+                    kept = list(self._heads.items())[1 - MOST_MODELS :]
+                    self._heads = {**dict(kept), id(exit_heads): found}
         return found
 
     def _plan(self, rule: ExitRule, heads: NativeExitHeads) -> tuple[Any, list[Any], Any] | None:
         """Return a rule, the heads by layer and the exit unit as C++ takes them; None if that cannot be."""
-        key = (id(heads), rule)  # heads are kept for as long as the engine
-        if key in (plans := self._plans):
-            return plans[key]
+        if rule in (plans := heads.plans):
+            return plans[rule]
         plan = self._make_plan(rule, heads)
         # settings that change with every call are not kept for ever; other threads may read the old dictionary
-        self._plans = {**plans, key: plan} if len(plans) < 100 else {key: plan}
+        heads.plans = {**plans, rule: plan} if len(plans) < 100 else {rule: plan}
         return plan
 
     def _make_plan(self, rule: ExitRule, heads: NativeExitHeads) -> tuple[Any, list[Any], Any] | None:

@@ -21,6 +21,7 @@ from offramp.core.head_spec import (
     Step,
 )
 from offramp.core.packed import Packed
+from offramp.core.rules import ExitRule
 from offramp.engines.native.library import import_native
 from offramp.engines.native.weights import as_floats
 
@@ -33,9 +34,15 @@ class NativeExitHeads:
         self.per_token = exit_heads.per_token
         described = isinstance(exit_heads, DescribedExitHeads) and not self.per_token
         self._described: DescribedExitHeads | None = exit_heads if described else None  # type: ignore[assignment]
+        self.plans: dict[ExitRule, tuple[Any, list[Any], Any] | None] = {}  # what the engine prepared for each rule
         self._built: dict[int | str, Any] = {}
         self._outputs: dict[int | str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def described(self) -> bool:
+        """Whether any exit can be computed in C++."""
+        return self._described is not None
 
     def __call__(self, layer: int, packed: Packed) -> Tensor:
         """Return the logits of the exit after a layer, per row or per token."""
