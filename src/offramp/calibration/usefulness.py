@@ -42,7 +42,7 @@ def _above_majority(points: OperatingPoints, majority: float) -> OperatingPoints
         f"the full model's {points.metric} is {full:.4f}, and always giving the most frequent answer has {majority:.4f}"
     )
     if not points.better(full, majority):
-        return distrust(points, known)  # a budget still has settings: none is better than the full one
+        return distrust(points, known)  # settings stay: none can be distinguished from the full one
     least = majority + NEAR * (full - majority)
     useful = tuple(point for point in points.points[:-1] if points.better(point.score, least))
     dropped = len(points.points) - 1 - len(useful)
