@@ -32,6 +32,7 @@ from offramp.nn.batches import Data
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hardware import hardware
 
+PROGRAM = "python benchmarks/promises.py"
 LOSSES = (0.005, 0.01, 0.02)
 Trial = dict[str, Any]
 
@@ -103,7 +104,7 @@ def summarise(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the trials that the file lacks and print the summary of each run."""
-    parser = argparse.ArgumentParser(description="How often max_loss is broken on new rows.")
+    parser = argparse.ArgumentParser(PROGRAM, description="How often max_loss is broken on new rows.")
     parser.add_argument("runs", nargs="+", help="run folders of exit methods")
     parser.add_argument("--data", required=True, help="labelled rows that no run was trained on")
     parser.add_argument("--rows", type=int, default=2000, help="rows drawn for each calibration")
