@@ -61,7 +61,7 @@ def test_a_text_is_predicted_by_keyboard_and_the_slider_asks_again(
     expect(page.locator("#facts")).to_contain_text("exit layer")
     page.get_by_label("Compute budget").focus()
     page.keyboard.press("Home")
-    expect(page.locator("#budget-shown")).to_have_text("1.0 %")
+    expect(page.locator("#budget-shown")).to_have_text("1.0\u00a0%")
     expect(page.locator("#facts")).to_contain_text("0 of 3")
     expect(page.locator("#exits > div")).to_have_count(4)
     expect(page.locator("#load")).to_contain_text("answers a second")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from offramp.commands.serve import build, check_address, named_runs, parse_size
+from offramp.cli import CommandGroup
+from offramp.commands.serve import build, check_address, named_runs, parse_size, serve
 from offramp.errors import OfframpError
 
 
@@ -116,3 +118,10 @@ def test_sigterm_finishes_accepted_requests_and_ends_with_zero(process: tuple[su
     events = [line["event"] for line in lines]
     assert events[0] == "starting" and {"request", "draining", "ended"} <= set(events)
     assert not any("secret" in json.dumps(line) for line in lines)
+
+
+def test_every_option_is_an_environment_variable_too() -> None:
+    command = CommandGroup(name="offramp").get_command(None, "serve")
+    options = [one for one in command.params if one.name != "help"]
+    assert {one.name: one.envvar for one in options} == {one.name: f"OFFRAMP_{one.name.upper()}" for one in options}
+    assert set(inspect.signature(serve).parameters) == {one.name for one in options}
