@@ -249,6 +249,17 @@ def test_linear_costs_learn_constant_and_price() -> None:
     assert cost(0) == pytest.approx(0.002, rel=0.2) and cost(1000) == pytest.approx(0.012, rel=0.1)
 
 
+def test_linear_costs_hardly_move_with_one_pause_and_follow_a_slower_machine() -> None:
+    cost = LinearCost(0.001, 1e-5)
+    for tokens in [10, 100, 1000] * 100:
+        cost.observe(tokens, 0.001 + 1e-5 * tokens)
+    cost.observe(100, 5.0)
+    assert cost(100) < 0.0025
+    for tokens in [10, 100, 1000] * 300:
+        cost.observe(tokens, 0.01 + 1e-4 * tokens)
+    assert cost(100) == pytest.approx(0.02, rel=0.1)
+
+
 def test_depth_counts_begin_with_calibration_and_follow_what_happens() -> None:
     counts = DepthCounts(6, 2.5)
     assert counts.remaining(-1) == pytest.approx(2.5) and counts.surviving(-1, 2) == pytest.approx(0.5)

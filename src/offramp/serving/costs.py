@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 DECAY = 0.995  # weight of an observation after the next one
 PRIOR_DECAY = 0.98  # the same for the first guess
+FIRST = 10  # measurements that are taken as they are
 SMALLEST = 1e-9  # seconds
 PRIOR_ROWS = 20.0  # weight of the depth that calibration promised, in rows
 
@@ -19,13 +20,17 @@ class LinearCost:
 
     def __init__(self, fixed: float, per_token: float, sizes: Iterable[int] = (8, 512)) -> None:
         self.fixed, self.per_token = fixed, per_token
+        self.count = 0
         self._prior = np.zeros(5)
         self._sums = np.zeros(5)  # of 1, x, x², y, xy
         for tokens in sizes:
             self._prior += _moments(tokens, fixed + per_token * tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from one measurement."""
+        """Learn from one measurement; one far above what was expected counts as four times that."""
+        self.count += 1
+        if self.count > FIRST:  # a pause of the machine, or a kernel that is compiled for a new size
+            seconds = min(seconds, 4.0 * self(tokens))
         self._sums = DECAY * self._sums + _moments(tokens, seconds)
         self._prior *= PRIOR_DECAY
         n, x, xx, y, xy = (self._prior + self._sums).tolist()

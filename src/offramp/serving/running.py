@@ -19,6 +19,7 @@ LOG = logging.getLogger("offramp.serving")
 QUIET = 0.3  # seconds without a request before the process ends: a request on its way is still read and refused
 LONGEST_QUIET = 2.0  # seconds that this is waited for
 SWITCH = 0.0005  # seconds after which a thread yields: a worker must not wait 5 ms for the HTTP thread
+REPEATED = 1.0  # seconds within which a second signal is the first one again, sent to the group of processes
 KEEP_ALIVE = 30  # seconds that an idle connection is kept
 
 
@@ -49,7 +50,7 @@ def log_to_stderr(level: str) -> None:
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or Ctrl-C: not ready at once, open requests are finished, then the process ends with 0.
 
-    A second signal ends it at once.
+    A second signal ends it at once, unless it is the same one that reached the process in two ways.
     """
 
     def __init__(self, config: uvicorn.Config, server: Server, drain: float) -> None:
@@ -60,7 +61,8 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; end at once if that was under way."""
         if self._until is not None:
-            self.should_exit = self.force_exit = True
+            if time.monotonic() > self._until - self.drain + REPEATED:
+                self.should_exit = self.force_exit = True
             return
         self._until = time.monotonic() + self.drain
         self.server.draining = True

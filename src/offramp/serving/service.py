@@ -30,7 +30,7 @@ from offramp.tasks import Task
 LOG = logging.getLogger("offramp.serving")
 AUDIT_PRIORITY = 9
 IDLE = 0.3  # a worker that is busy for a smaller share of the time is idle
-ADMIT = 0.7  # of the latency target: a longer wait in the cheapest gear is refused; the rest is for computing
+ADMIT = 0.5  # of the latency target: a longer wait in the cheapest gear is refused; the rest is for computing
 DEFAULT_MAX_LOSS = 0.01  # of the metric, of the cheapest gear that load may lead to
 NO_LIMIT = 0.999  # disagreement that is never reported as too much
 
