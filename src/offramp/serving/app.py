@@ -35,12 +35,13 @@ from offramp.serving.http import (
 from offramp.serving.metrics import CONTENT_TYPE, Metrics
 from offramp.serving.protocols import Call, Find
 from offramp.serving.scheduler import Refusal
-from offramp.serving.service import Service, Work
+from offramp.serving.service import ADMIT, Service, Work
 
 LOG = logging.getLogger("offramp.serving")
 PAGE = Path(__file__).with_name("page.html")
 LONG_TEXTS = 10_000  # characters of a request that are tokenised in another thread
 LAG_EVERY = 0.02  # seconds between two measurements of how far the HTTP thread is behind
+TURNS = 3  # of the HTTP thread that a request needs: to be read, to be handled, to be answered
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ERRORS = {
     400: "bad input",
@@ -81,7 +82,7 @@ class Server:
         self.draining = False
         self.open_requests = 0
         self.last_request = 0.0  # when one arrived, by the monotonic clock
-        self.lag = 0.0  # seconds that the HTTP thread is behind, as last seen
+        self.behind = 0.0  # seconds that a request spends outside the scheduler, by the lag of the HTTP thread
 
     @property
     def ready(self) -> bool:
@@ -90,16 +91,17 @@ class Server:
 
     def overload(self) -> Refusal | None:
         """Return a refusal if no request can be answered in time: the HTTP thread is behind, or the only queue is."""
-        if self.lag > max(service.settings.slo for service in self.services.values()):
-            return Refusal(f"the server is {1000 * self.lag:.0f} ms behind", self.lag)
+        if self.behind > ADMIT * max(service.settings.slo for service in self.services.values()):
+            return Refusal(f"the server is {1000 * self.behind:.0f} ms behind", self.behind)
         return self.first.overload() if len(self.services) == 1 else None
 
     async def watch_lag(self) -> None:
-        """Measure again and again how late the HTTP thread wakes up."""
+        """Measure again and again how late the HTTP thread wakes up; late ones count for a while."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(LAG_EVERY)
-            self.lag = max(0.0, time.perf_counter() - before - LAG_EVERY)
+            lag = time.perf_counter() - before - LAG_EVERY
+            self.behind = max(TURNS * lag, 0.8 * self.behind)
 
     def find(self, name: str | None) -> Service:
         """Return a run by name; the first one if no name is given."""
