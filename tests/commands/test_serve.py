@@ -74,12 +74,12 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def process(trained: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(trained: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """`offramp serve` in a process of its own; options come from the environment."""
     port = free_port()
     environment = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_SLO": "30s", "OFFRAMP_ENGINE": "torch"}
     command = [sys.executable, "-m", "offramp.cli", "serve", str(trained), "--drain", "20s"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as running:
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, env=environment) as running:
         address = f"http://127.0.0.1:{port}"
         for _ in range(600):
             try:
@@ -91,7 +91,9 @@ def process(trained: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         running.kill()
 
 
-def test_sigterm_finishes_accepted_requests_and_ends_with_zero(process: tuple[subprocess.Popen[str], str]) -> None:
+def test_sigterm_finishes_accepted_requests_and_ends_with_zero(
+    process: tuple[subprocess.Popen[bytes], str], tmp_path: Path
+) -> None:
     running, address = process
     statuses: list[int] = []
     stop = threading.Event()
@@ -113,8 +115,7 @@ def test_sigterm_finishes_accepted_requests_and_ends_with_zero(process: tuple[su
     for thread in threads:
         thread.join(10)
     assert set(statuses) == {200, 503} and statuses.count(503) == len(threads), "every client was answered or refused"
-    assert running.stderr is not None
-    lines = [json.loads(line) for line in running.stderr.read().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     events = [line["event"] for line in lines]
     assert events[0] == "starting" and {"request", "draining", "ended"} <= set(events)
     assert not any("secret" in json.dumps(line) for line in lines)
