@@ -125,3 +125,9 @@ def test_config_names_the_labels_for_transformers() -> None:
     config = ClassificationTask((3, 5)).config()
     assert config["id2label"] == {0: "3", 1: "5"} and config["label2id"] == {"3": 0, "5": 1}
     assert config["num_labels"] == 2
+
+
+def test_numbers_in_rows_fit_labels_that_are_texts_of_numbers() -> None:
+    task = ClassificationTask(("0", "1"))
+    task.check_rows([{"text": "a", "label": 1}], "rows")
+    assert task.metrics([{"text": "a", "label": 1}], [{"label": "1"}])["accuracy"] == 1.0

@@ -128,9 +128,11 @@ class ClassificationTask(_texts.TextTask):
 
     @cached_property
     def _index(self) -> dict[Label, int]:
-        """Index of the logit of each label; also by its text, because a CSV file has "1" where JSON has 1."""
+        """Index of the logit of each label; also by its text, because a CSV file has "1" where JSON has 1,
+        and by its number, because plain transformers has "1" where rows have 1."""
         numbered = {label: index for index, label in enumerate(self.labels)}
-        return {**{str(label): index for label, index in numbered.items()}, **numbered}
+        whole = {int(label): index for label, index in numbered.items() if isinstance(label, str) and label.isdecimal()}
+        return {**whole, **{str(label): index for label, index in numbered.items()}, **numbered}
 
 
 def _labels_of(rows: Rows, source: str) -> tuple[Label, ...]:
