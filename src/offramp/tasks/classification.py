@@ -131,8 +131,12 @@ class ClassificationTask(_texts.TextTask):
         """Index of the logit of each label; also by its text, because a CSV file has "1" where JSON has 1,
         and by its number, because plain transformers has "1" where rows have 1."""
         numbered = {label: index for index, label in enumerate(self.labels)}
-        whole = {int(label): index for label, index in numbered.items() if isinstance(label, str) and label.isdecimal()}
-        return {**whole, **{str(label): index for label, index in numbered.items()}, **numbered}
+        index_of: dict[Label, int] = {}
+        for label, index in numbered.items():
+            if isinstance(label, str) and label.isdecimal():
+                index_of[int(label)] = index
+            index_of[str(label)] = index
+        return {**index_of, **numbered}
 
 
 def _labels_of(rows: Rows, source: str) -> tuple[Label, ...]:
