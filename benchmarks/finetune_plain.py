@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model.train()
         random.Random(options.seed + epoch).shuffle(rows)
         for begin in range(0, len(rows), options.batch_size):
-            batch, target = encode(tokenizer, rows[begin : begin + options.batch_size], options.task, index, options.max_length)  # noqa: E501  # fmt: skip
+            chosen = rows[begin : begin + options.batch_size]
+            batch, target = encode(tokenizer, chosen, options.task, index, options.max_length)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(**batch, labels=target).loss
             loss.backward()

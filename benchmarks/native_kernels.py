@@ -125,7 +125,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     if kind == "onnxruntime":
                         runs[name] = onnx_run(model, precision == "int8", arguments.threads, packed, Path(folder))
                     else:
-                        runs[name] = engine_run(kind, encoder, precision, arguments.threads, packed)  # type: ignore[arg-type]
+                        runs[name] = engine_run(kind, encoder, precision, arguments.threads, packed)  # type: ignore[arg-type]  # one of Precision
                 total = macs_of(encoder, packed)
                 for name, spent in best_milliseconds(runs, arguments.seconds).items():
                     entry = {"model": size, "shape": shape, "contender": name, "ms": round(spent, 4)}

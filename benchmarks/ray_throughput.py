@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             add("offramp predict", budget, 0, plain)
             for actors in options.actors:
                 out, more = folder / f"ray-{budget}-{actors}", {"block_rows": options.block_rows, "replicas": actors}
-                work = lambda b=budget, o=out, m=more: distributed.predict(source, run, o, budget=b, **shared, **m)  # noqa: E731
+                work = partial(distributed.predict, source, run, out, budget=budget, **shared, **more)
                 add("offramp predict --cluster", budget, actors, measure(work, options.rows))
         for actors in options.actors:
             rates = measure_transformers(ray, run, source, folder / f"hf-{actors}", options, actors)

@@ -153,5 +153,5 @@ def _lane(settings: Any, policy: Policy) -> str:
     """Return a name that is equal for policies whose rows may share a batch."""
     if not is_dataclass(settings):
         raise OfframpError("settings of a method", repr(settings), "a method's settings are a dataclass")
-    shared = {name: value for name, value in asdict(settings).items() if name not in ROW_SETTINGS}  # type: ignore[arg-type]
+    shared = {name: value for name, value in asdict(settings).items() if name not in ROW_SETTINGS}  # type: ignore[arg-type]  # a dataclass
     return f"{type(policy).__name__} {shared}"

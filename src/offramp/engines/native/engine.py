@@ -109,7 +109,7 @@ class NativeEngine(Engine):
         """Run a whole batch under an exit rule, in one call."""
         heads, tokens, rows = self._own(exit_heads), packed.tokens, packed.rows
         plan = self._plan(rule, heads)
-        assert plan is not None, "runs_rule is asked first"
+        assert plan is not None, "the loop calls runs_rule first"
         logits = torch.empty(packed.count, heads.outputs(self.depth))
         exit_layer = torch.empty(packed.count, dtype=torch.int64)
         thresholds = temperatures = patience = None
