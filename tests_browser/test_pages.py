@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from tests.evaluation.result_files import write_results
 
 from offramp.commands.report import report
@@ -16,23 +15,12 @@ from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerSte
 from offramp.evaluation.pages import explanation_page
 
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 SIZES = {"desk": 1100, "phone": 375}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_results(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as tool:
-        launched = tool.chromium.launch(executable_path=where, args=QUIET)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(params=SIZES)

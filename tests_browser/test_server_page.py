@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from tests.serving.conftest import StartServer
 
 from offramp.serving.app import AppSettings
@@ -17,18 +16,7 @@ from offramp.serving.app import AppSettings
 pytest_plugins = ("tests.conftest", "tests.serving.conftest")
 LABEL = re.compile("good|bad")  # what a tiny model has learned is not the point
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 SIZES = {"desk": 1100, "phone": 375}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as tool:
-        launched = tool.chromium.launch(executable_path=where, args=QUIET)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(params=SIZES)
