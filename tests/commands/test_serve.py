@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from offramp.cli import CommandGroup
-from offramp.commands.serve import build, check_address, named_runs, parse_size, serve
+from offramp.commands.serve import ServeOptions, build, check_address, named_runs, parse_size
 from offramp.errors import OfframpError
 
 
@@ -61,10 +61,12 @@ def test_wrong_sizes_are_refused(size: str) -> None:
         parse_size(size)
 
 
-@pytest.mark.parametrize("wrong", [{"max_client_batch": 0}, {"workers": 0}, {"audit": 0.9}, {"slo": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_client_batch": 0}, {"workers": 0}, {"port": 70_000}, {"audit": 0.9}, {"slo": "-1s"}]
+)
 def test_wrong_limits_are_refused(wrong: dict[str, Any], trained: Path) -> None:
     with pytest.raises(OfframpError):
-        build([trained], engine="torch", **wrong)
+        build([trained], ServeOptions(engine="torch", **wrong))
 
 
 def free_port() -> int:
@@ -125,4 +127,13 @@ def test_every_option_is_an_environment_variable_too() -> None:
     command = CommandGroup(name="offramp").get_command(None, "serve")
     options = [one for one in command.params if one.name != "help"]
     assert {one.name: one.envvar for one in options} == {one.name: f"OFFRAMP_{one.name.upper()}" for one in options}
-    assert set(inspect.signature(serve).parameters) == {one.name for one in options}
+    assert {"runs", *(one.name for one in fields(ServeOptions))} == {one.name for one in options}
+
+
+def test_the_command_line_fills_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[list[str], ServeOptions]] = []
+    command = CommandGroup(name="offramp").get_command(None, "serve")
+    monkeypatch.setattr("offramp.cli.serve.serve", lambda runs, options: given.append((runs, options)))
+    monkeypatch.setenv("OFFRAMP_BUDGET", "0.5")
+    command.main(["a", "n=b", "--slo", "20ms", "--insecure", "--workers", "2"], standalone_mode=False)
+    assert given == [(["a", "n=b"], ServeOptions(slo="20ms", insecure=True, workers=2, budget=0.5))]

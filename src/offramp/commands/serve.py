@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from offramp.errors import OfframpError, missing_package
 from offramp.inference.budget import Budget, parse_latency
@@ -14,37 +15,97 @@ from offramp.inference.budget import Budget, parse_latency
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from offramp.serving.app import AppSettings
+    from offramp.serving.service import Service, ServiceSettings
+
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
-def serve(
-    runs: Sequence[str | Path],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    budget: float | None = None,
-    max_loss: float | None = None,
-    max_disagreement: float | None = None,
-    risk: float | None = None,
-    slo: str | float = "50ms",
-    min_budget: float | None = None,
-    max_loss_under_load: float | None = None,
-    disagreement_limit: float | None = None,
-    audit: float = 0.01,
-    api_key: str | None = None,
-    insecure: bool = False,
-    max_queue_tokens: int = 65_536,
-    max_queue_requests: int = 2048,
-    max_client_batch: int = 256,
-    payload_limit: str | int = "2MB",
-    threads: int | None = None,
-    workers: int = 1,
-    engine: str = "auto",
-    precision: Literal["fp32", "bf16", "int8"] = "fp32",
-    drain: str | float = "30s",
-    log_level: str = "info",
-    log_texts: bool = False,
-) -> None:
+def option(default: Any, about: str, **bounds: float) -> Any:
+    """Return a field of `ServeOptions`: its default, what help prints, and the bounds (`min`, `max`) of a number."""
+    return field(default=default, metadata={"help": about, "bounds": bounds})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Options of `offramp serve`. A field here is an option of the command line and an environment variable as well."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on", min=0, max=65535)
+    budget: float | None = option(
+        None, "share of the full model's compute when it is quiet; if left out, what loses at most half a point"
+    )
+    max_loss: float | None = option(None, "instead of a budget: what the metric may lose")
+    max_disagreement: float | None = option(None, "instead of a budget: share of answers that may differ")
+    risk: float | None = option(None, "instead of a budget: a risk that `calibrate --risk` has proven")
+    slo: str = option("50ms", "latency target of accepted requests")
+    min_budget: float | None = option(None, "under load, use no point below this share of the compute")
+    max_loss_under_load: float | None = option(None, "under load, use no point that loses more than this (0.01)")
+    disagreement_limit: float | None = option(
+        None, "close cheap points when more early answers than this differ from the full model's"
+    )
+    audit: float = option(0.01, "share of early answers that is checked at full depth")
+    api_key: str | None = option(None, "keys that clients must send, separated by commas")
+    insecure: bool = option(False, "listen on any address without a key")
+    max_queue_tokens: int = option(65_536, "tokens that may wait", min=1)
+    max_queue_requests: int = option(2048, "inputs that may wait", min=1)
+    max_client_batch: int = option(256, "inputs of one request", min=1)
+    payload_limit: str = option("2MB", "largest body")
+    threads: int | None = option(None, "processor threads; all cores if left out", min=1)
+    workers: int = option(1, "threads that compute batches", min=1)
+    engine: str = option("auto", "how layers are executed: auto, native, openvino or torch")
+    precision: str = option("fp32", "precision of the layers: fp32, bf16 or int8 (not torch on a CPU)")
+    drain: str = option("30s", "time to finish open requests after SIGTERM")
+    log_level: str = option("info", "debug, info (a line a request), warning or error")
+    log_texts: bool = option(False, "write inputs and answers to the log")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, bounds = getattr(self, one.name), one.metadata["bounds"]
+            if value is not None and not bounds.get("min", value) <= value <= bounds.get("max", value):
+                fix = "give " + " and ".join(f"at {_LEAST_MOST[name]} {bound}" for name, bound in bounds.items())
+                raise OfframpError(f"a number for --{one.name.replace('_', '-')}", str(value), fix)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that clients may send."""
+        return tuple(key.strip() for key in (self.api_key or "").split(",") if key.strip())
+
+    def service_settings(self) -> ServiceSettings:
+        """Return how each run is served."""
+        from offramp.serving.service import ServiceSettings, check_service_settings
+
+        settings = ServiceSettings(
+            budget=Budget.parse(
+                self.budget, max_loss=self.max_loss, max_disagreement=self.max_disagreement, risk=self.risk
+            ),
+            slo=parse_latency(self.slo),
+            min_budget=self.min_budget,
+            max_loss=self.max_loss_under_load,
+            max_disagreement=self.disagreement_limit,
+            audit=self.audit,
+            idle_audit=0.2 if self.audit else 0.0,
+            workers=self.workers,
+            queue_tokens=self.max_queue_tokens,
+            queue_requests=self.max_queue_requests,
+        )
+        check_service_settings(settings)
+        return settings
+
+    def app_settings(self) -> AppSettings:
+        """Return how the application behaves towards clients."""
+        from offramp.serving.app import LOOPBACK, AppSettings
+        from offramp.serving.http import HTTPLimits
+
+        limits = HTTPLimits(payload_bytes=parse_size(self.payload_limit), client_batch=self.max_client_batch)
+        hosts = () if self.keys or self.insecure else tuple(dict.fromkeys((self.host, *LOOPBACK)))
+        return AppSettings(limits, self.keys, hosts, self.log_texts)
+
+
+_LEAST_MOST = {"min": "least", "max": "most"}
+
+
+def serve(runs: Sequence[str | Path], options: ServeOptions | None = None) -> None:
     """Serve run folders over HTTP: Offramp's own protocol and those of Hugging Face, TEI, vLLM and Triton.
 
     `budget`, `max_loss`, `max_disagreement` or `risk` choose the operating point of a quiet server. When the queue
@@ -53,96 +114,40 @@ def serve(
     full depth; if more than `disagreement_limit` of them differ, cheap points are closed. A run may be given a name:
     `NAME=FOLDER`.
     """
-    app = build(
-        runs,
-        host=host,
-        budget=Budget.parse(budget, max_loss=max_loss, max_disagreement=max_disagreement, risk=risk),
-        slo=_seconds(slo),
-        min_budget=min_budget,
-        max_loss_under_load=max_loss_under_load,
-        disagreement_limit=disagreement_limit,
-        audit=audit,
-        api_key=api_key,
-        insecure=insecure,
-        max_queue_tokens=max_queue_tokens,
-        max_queue_requests=max_queue_requests,
-        max_client_batch=max_client_batch,
-        payload_limit=payload_limit,
-        threads=threads,
-        workers=workers,
-        engine=engine,
-        precision=precision,
-        log_texts=log_texts,
-    )
+    options = options or ServeOptions()
+    app = build(runs, options)
     from offramp.serving.running import LOG, log_to_stderr, run_app
 
-    log_to_stderr(log_level)
+    log_to_stderr(options.log_level)
     names = list(app.state.server.services)
-    LOG.info("starting", extra={"fields": {"address": f"http://{host}:{port}", "models": names}})
-    run_app(app, host, port, _seconds(drain), max_connections=2 * max_queue_requests + 1024)
+    LOG.info("starting", extra={"fields": {"address": f"http://{options.host}:{options.port}", "models": names}})
+    most = 2 * options.max_queue_requests + 1024
+    run_app(app, options.host, options.port, parse_latency(options.drain), max_connections=most)
 
 
-def build(
-    runs: Sequence[str | Path],
-    *,
-    host: str = "127.0.0.1",
-    budget: Budget | None = None,
-    slo: float = 0.05,
-    min_budget: float | None = None,
-    max_loss_under_load: float | None = None,
-    disagreement_limit: float | None = None,
-    audit: float = 0.01,
-    api_key: str | None = None,
-    insecure: bool = False,
-    max_queue_tokens: int = 65_536,
-    max_queue_requests: int = 2048,
-    max_client_batch: int = 256,
-    payload_limit: str | int = "2MB",
-    threads: int | None = None,
-    workers: int = 1,
-    engine: str = "auto",
-    precision: Literal["fp32", "bf16", "int8"] = "fp32",
-    log_texts: bool = False,
-) -> FastAPI:
+def build(runs: Sequence[str | Path], options: ServeOptions | None = None) -> FastAPI:
     """Return the application that `serve` runs; for tests and for other ASGI servers."""
-    keys = tuple(key.strip() for key in (api_key or "").split(",") if key.strip())
-    check_address(host, keys, insecure)
+    options = options or ServeOptions()
+    check_address(options.host, options.keys, options.insecure)
     folders = named_runs(runs)
-    for name, value in {
-        "max_queue_tokens": max_queue_tokens,
-        "max_queue_requests": max_queue_requests,
-        "max_client_batch": max_client_batch,
-        "workers": workers,
-    }.items():
-        if value < 1:
-            raise OfframpError(f"a number for --{name.replace('_', '-')}", str(value), "give 1 or more")
     try:
-        from offramp.serving.app import LOOPBACK, AppSettings, build_app
+        from offramp.serving.app import build_app
     except ImportError as error:
         raise missing_package("serve", error.name or "fastapi") from error
-    from offramp.inference.predictor import Predictor
-    from offramp.serving.http import HTTPLimits
-    from offramp.serving.service import Service, ServiceSettings, check_service_settings
+    return build_app(load_services(folders, options), options.app_settings())
 
-    settings = ServiceSettings(
-        budget=budget or Budget.default(),
-        slo=slo,
-        min_budget=min_budget,
-        max_loss=max_loss_under_load,
-        max_disagreement=disagreement_limit,
-        audit=audit,
-        idle_audit=0.2 if audit else 0.0,
-        workers=workers,
-        queue_tokens=max_queue_tokens,
-        queue_requests=max_queue_requests,
-    )
-    check_service_settings(settings)
-    limits = HTTPLimits(payload_bytes=parse_size(payload_limit), client_batch=max_client_batch)
-    hosts = () if keys or insecure else tuple(dict.fromkeys((host, *LOOPBACK)))
-    services = [
-        Service(name, Predictor.load(folder, engine, precision, threads), settings) for name, folder in folders.items()
+
+def load_services(folders: Mapping[str, Path], options: ServeOptions) -> list[Service]:
+    """Load runs with their workers; nothing is started yet."""
+    from offramp.inference.predictor import Predictor
+    from offramp.serving.service import Service
+
+    settings = options.service_settings()
+    precision: Any = options.precision  # checked there
+    return [
+        Service(name, Predictor.load(folder, options.engine, precision, options.threads), settings)
+        for name, folder in folders.items()
     ]
-    return build_app(services, AppSettings(limits, keys, hosts, log_texts))
 
 
 def named_runs(runs: Sequence[str | Path]) -> dict[str, Path]:
@@ -183,8 +188,3 @@ def parse_size(size: str | int) -> int:
     if not 1 <= value < math.inf:
         raise OfframpError("a size", repr(size), "give at least one byte")
     return int(value)
-
-
-def _seconds(value: str | float) -> float:
-    """Return a time such as `50ms`, or seconds, as seconds."""
-    return parse_latency(value) if isinstance(value, str) else float(value)
