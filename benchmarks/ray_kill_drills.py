@@ -203,9 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number, kind in missing:
             if time.monotonic() - began > options.seconds:
                 break
-            output = work / f"{kind}-{number}"
+            output, seed = work / f"{kind}-{number}", options.seed + number + 100 * KINDS.index(kind)
             shutil.rmtree(output, ignore_errors=True)
-            result = drill(kind, {**job, "output": str(output)}, cluster, expected, seconds, options.seed + number)
+            result = drill(kind, {**job, "output": str(output)}, cluster, expected, seconds, seed)
             if not result["killed"]:
                 print("nothing was killed: again", json.dumps(result), flush=True)
                 continue

@@ -12,6 +12,7 @@ from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.inference.batching import (
     LARGEST_FACTOR,
+    SMALLEST_SHARE,
     TYPICAL_LENGTH,
     batches_by_length,
     full_macs,
@@ -31,6 +32,16 @@ def test_batches_by_length_bound_tokens_and_rows(lengths: list[int], batch_size:
     for batch in batches:
         assert len(batch) <= (batch_size * LARGEST_FACTOR if batch_size > 1 else 1)
         assert len(batch) == 1 or sum(lengths[i] for i in batch) <= batch_size * TYPICAL_LENGTH
+
+
+@given(st.lists(st.integers(1, 600), max_size=60), st.integers(1, 16), st.sampled_from([0.01, 0.5, 1.0]))
+def test_batches_are_filled_by_predicted_work(lengths: list[int], batch_size: int, share: float) -> None:
+    batches = list(batches_by_length(lengths, batch_size, lambda length: share))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert len(batches) <= len(list(batches_by_length(lengths, batch_size)))
+    for batch in batches:
+        work = sum(lengths[i] for i in batch) * max(SMALLEST_SHARE, share)
+        assert len(batch) == 1 or work <= batch_size * TYPICAL_LENGTH * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging"])

@@ -230,7 +230,11 @@ def _agree(folder: OutputFolder, job: Job, files: list[Any], block_rows: int) ->
 def _run_blocks(
     ray: Any, pending: list[Block], worker: tuple[Job, str, ShardFormat], summary: BatchSummary, total: int
 ) -> None:
-    """Answer blocks with a pool of actors and count their records as they come."""
+    """Answer blocks with a pool of actors and count their records as they come.
+
+    Blocks with more work come first, so that actors end at about the same time.
+    """
+    pending = sorted(pending, key=lambda block: -block.work)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     items = ray.data.from_items([{"block": block.to_json()} for block in pending], override_num_blocks=len(pending))

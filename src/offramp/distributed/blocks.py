@@ -43,6 +43,11 @@ class Block:
     size: int = 0  # text: bytes
     group: int = 0  # parquet: the row group
 
+    @property
+    def work(self) -> int:
+        """A measure of its work for comparing blocks of one job: bytes of text, or rows of parquet."""
+        return self.size or self.rows
+
     def to_json(self) -> str:
         """Return the block as text, which is how it travels through Ray."""
         return json.dumps(asdict(self))

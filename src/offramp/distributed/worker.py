@@ -13,8 +13,10 @@ from offramp import __version__
 from offramp.data.readers import WORD_COLUMNS
 from offramp.distributed.blocks import Block, BlockReader, BlockRows
 from offramp.distributed.manifest import OutputFolder, run_fingerprints
+from offramp.distributed.packing import PredictedShare
 from offramp.distributed.shards import ShardFormat, added_types, added_values, error_values
 from offramp.errors import OfframpError
+from offramp.inference.batching import full_macs
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
 
@@ -58,9 +60,10 @@ class RowWorker:
         check_node(job)
         self.predictor = Predictor.load(job.run, job.engine, job.precision, job.threads)
         self.settings = self.predictor.settings_for(job.budget)
+        self.share = PredictedShare()
 
     def answer(self, rows: Sequence[Mapping[str, Any]], errors: Sequence[str]) -> Answers:
-        """Return predictions for all rows without an error; rows are packed by length, many at a time."""
+        """Return predictions for all rows without an error; rows are packed by length and predicted work."""
         answers = Answers([error_values(error) for error in errors])
         readable = [number for number, error in enumerate(errors) if not error]
         named = [self._named(rows[number]) for number in readable]
@@ -86,11 +89,13 @@ class RowWorker:
                 return
             numbers, rows = [number for number, _ in kept], [row for _, row in kept]
             encoded = self.predictor.prepare(rows)
-        output = self.predictor.run(encoded, self.settings, self.job.batch_size)
+        output = self.predictor.run(encoded, self.settings, self.job.batch_size, self.share)
         for number, prediction in zip(numbers, self.predictor.finish(rows, encoded, output), strict=True):
             answers.values[number] = added_values(prediction)
+        full = full_macs(self.predictor.network, encoded, output)
+        self.share.observe(encoded, output.macs, full)
         answers.macs += float(output.macs.sum())
-        answers.full_macs += self.predictor.full_macs(encoded, output)
+        answers.full_macs += float(full.sum())
         answers.truncated += len({one.example for one in encoded if one.cut})
 
     def _row_error(self, row: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ __all__ = [
 ]
 TYPICAL_LENGTH = 64  # tokens of a row that batch sizes assume
 LARGEST_FACTOR = 8  # how many times more rows a batch of short rows may have
+SMALLEST_SHARE = 0.25  # of the full model's work that a row counts as at least, which bounds the tokens of a batch
 VOCABULARY_BATCH = 8  # rows in a batch if every token's output is a whole vocabulary
 
 
@@ -54,9 +55,18 @@ def run_packed(
 
 
 def run_encoded(
-    network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
+    network: Network,
+    engine: Engine,
+    policy: Policy,
+    encoded: Sequence[Encoded],
+    batch_size: int = 32,
+    expected_share: Callable[[int], float] | None = None,
 ) -> RunOutput:
-    """Run rows in batches of similar length and return the results in the order given."""
+    """Run rows in batches of similar length and return the results in the order given.
+
+    `expected_share` predicts from the length of a row which share of the full model's work it takes: batches of rows
+    that leave early then hold more of them.
+    """
     if network.decoder is not None:
         return translate_encoded(network, engine, policy, encoded, batch_size)
     if len(encoded) == 1:
@@ -66,7 +76,7 @@ def run_encoded(
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exit_layer, macs, tokens_kept = (np.zeros(len(encoded)) for _ in range(3))
     done, fed = 0, np.zeros(network.depth)
-    for index in batches_by_length([len(e.ids) for e in encoded], batch_size):
+    for index in batches_by_length([len(e.ids) for e in encoded], batch_size, expected_share):
         output = run_packed(network, engine, policy, pack_rows(network.task, [encoded[i] for i in index]))
         for i, row_logits in zip(index, output.logits, strict=True):
             logits[i] = row_logits
@@ -77,20 +87,24 @@ def run_encoded(
     return RunOutput(logits, exit_layer, macs, tokens_kept, fed)
 
 
-def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, expected_share: Callable[[int], float] | None = None
+) -> Iterator[list[int]]:
     """Yield the indices of rows to run together, shortest first.
 
     A batch has as many tokens as `batch_size` rows of `TYPICAL_LENGTH`, so short rows come in larger batches
-    (`LARGEST_FACTOR` times as many rows at most) and long ones in smaller; 1 is one row at a time.
+    (`LARGEST_FACTOR` times as many rows at most) and long ones in smaller; 1 is one row at a time. With an
+    `expected_share` of the full model's work by length, tokens count by the work that they are predicted to take.
     """
     most_rows = batch_size * LARGEST_FACTOR if batch_size > 1 else 1
     index: list[int] = []
-    tokens = 0
+    work = 0.0
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        tokens += lengths[i]
-        if index and (len(index) == most_rows or tokens > batch_size * TYPICAL_LENGTH):
+        own = lengths[i] * (1.0 if expected_share is None else max(SMALLEST_SHARE, expected_share(lengths[i])))
+        work += own
+        if index and (len(index) == most_rows or work > batch_size * TYPICAL_LENGTH):
             yield index
-            index, tokens = [], lengths[i]
+            index, work = [], own
         index.append(i)
     if index:
         yield index

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -254,10 +254,16 @@ class Predictor:
         self.task.check_encoded(encoded, self.model.max_length, source)
         return encoded
 
-    def run(self, encoded: Sequence[Encoded], settings: Any, batch_size: int = 32) -> RunOutput:
-        """Return the logits, exit layers and costs of encoded rows."""
+    def run(
+        self,
+        encoded: Sequence[Encoded],
+        settings: Any,
+        batch_size: int = 32,
+        expected_share: Callable[[int], float] | None = None,
+    ) -> RunOutput:
+        """Return the logits, exit layers and costs of encoded rows; `expected_share` as in `run_encoded`."""
         policy = self.model.method.policy(self.network, settings)
-        output = run_encoded(self.network, self.engine, policy, encoded, batch_size)
+        output = run_encoded(self.network, self.engine, policy, encoded, batch_size, expected_share)
         self._check_finite(output)
         return output
 
