@@ -12,6 +12,10 @@ import pytest
 import yaml
 
 import offramp
+from offramp.commands import serve
+from offramp.commands.bench import bench
+from offramp.commands.explain import explain
+from offramp.commands.info import info
 from offramp.errors import OfframpError
 from offramp.inference import hub
 from tests import factories
@@ -142,3 +146,24 @@ def test_paths_are_not_looked_up_on_the_hub(fake: FakeHub, tmp_path: Path, monke
 def test_a_revision_of_a_folder_is_refused(fake: FakeHub, own: Path) -> None:
     with pytest.raises(OfframpError, match="v2"):
         offramp.load(own, revision="v2")
+
+
+def test_commands_take_the_name_of_a_run_on_the_hub(fake: FakeHub, own: Path, tmp_path: Path) -> None:
+    hub.push_to_hub(own, "user/name")
+    rows = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows("classification", 20))
+    assert info("user/name").spec["method"] == info(own).spec["method"]
+    assert offramp.evaluate("user/name", rows)["rows"] == 20
+    assert explain("user/name", ["a good film"])
+    found = bench("user/name", rows, batch_sizes=[4], budgets=["1.0"], against=[], rounds=1, memory=False)
+    assert found["rows"] and str(tmp_path) not in found["model"]
+    [service] = serve.load_services(serve.named_runs(["user/name"]), serve.ServeOptions())
+    assert service.name == "name"
+
+
+def test_commands_that_write_to_a_run_say_how_to_download_it(fake: FakeHub, own: Path, tmp_path: Path) -> None:
+    hub.push_to_hub(own, "user/name")
+    rows = factories.write_jsonl(tmp_path / "rows.jsonl", factories.labelled_rows("classification", 40))
+    with pytest.raises(OfframpError, match="hf download user/name"):
+        offramp.calibrate("user/name", rows)
+    with pytest.raises(OfframpError, match="hf download user/name"):
+        offramp.train(model="user/name", init="user/name", train=rows, out=tmp_path / "out", method="full")

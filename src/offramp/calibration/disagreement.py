@@ -1,15 +1,15 @@
 """Operating points in terms of disagreement with the full model, found on texts without labels.
 
 Rows are labelled by the full model itself, so that the search for thresholds works as on labelled rows. Settings are
-found on one half of the rows. On the other half they are tested from the lowest disagreement to the lowest cost
-(Learn-then-Test, as `risk`): a point is proven if the test passes at its limit, and otherwise the cheapest setting
-whose disagreement on that half stays within the limit, marked as unproven.
+found on some rows and tested on others, from the lowest disagreement to the lowest cost (Learn-then-Test, as `risk`): a
+point is proven if the test passes at its limit, and otherwise the cheapest setting whose disagreement on the testing
+rows stays within the limit, marked as unproven.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,18 @@ from scipy.stats import beta
 from offramp.calibration.calibrate import ENGINE, PRECISION, CalibrationContext, Settings
 from offramp.calibration.replay import ExitRecording, exit_table
 from offramp.calibration.risk import (
+    RecordedRows,
     disagreement_evaluator,
     order_by_disagreement,
     p_value,
     risk_candidates,
     rows_needed,
-    split_in_halves,
-    split_rows,
 )
 from offramp.calibration.thresholds import ExitTable, search_thresholds, threshold_cuts
 from offramp.inference.operating_points import DisagreementPoint, OperatingPoint
+from offramp.methods import Method
+from offramp.nn.batches import Data
 from offramp.nn.network import Network
-from offramp.tasks import Row
 
 LIMITS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05)
 CONFIDENCE = 0.95
@@ -37,10 +37,13 @@ MAX_EXITS = 4  # that `choose_exits` takes
 Floats = NDArray[np.float64]
 
 
-def label_by_full_model(network: Network, rows: Sequence[Row], context: CalibrationContext) -> list[Row]:
-    """Return the rows with the full model's own predictions as labels."""
-    predictions = context.predictions(context.full_output)
-    return [network.task.labelled(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
+def record_unlabelled(network: Network, method: Method, data: Data) -> tuple[CalibrationContext, ExitRecording]:
+    """Return rows labelled by the full model's own predictions, and the recording of every exit: one pass for both."""
+    context = CalibrationContext(network, method, data)
+    recording = context.record()
+    predictions = context.predictions(context.run({}, recording))
+    rows = [network.task.labelled(row, prediction) for row, prediction in zip(data.rows, predictions, strict=True)]
+    return replace(context, data=Data(rows, data.encoded)), recording
 
 
 def upper_bound(disagreements: Floats, binary: bool, confidence: float = CONFIDENCE) -> float:
@@ -59,12 +62,10 @@ def upper_bound(disagreements: Floats, binary: bool, confidence: float = CONFIDE
 
 
 def find_disagreement_points(
-    context: CalibrationContext, recording: ExitRecording, limits: Sequence[float] = LIMITS
+    finding: RecordedRows, testing: RecordedRows, limits: Sequence[float] = LIMITS
 ) -> tuple[list[DisagreementPoint], list[OperatingPoint]]:
     """Return one point for every limit, and all tested settings as operating points whose score is the agreement."""
-    finding_rows, testing_rows = split_in_halves(len(context.data.rows), seed=0)
-    finding, testing = (split_rows(context, recording, rows) for rows in (finding_rows, testing_rows))
-    method, task = context.method, context.network.task
+    method, task = testing[0].method, testing[0].network.task
     candidates = order_by_disagreement(method, disagreement_evaluator(*finding), risk_candidates(*finding))
     evaluate = disagreement_evaluator(*testing)
     tested = [(settings, *evaluate(settings)) for settings in [asdict(method.settings()), *candidates]]
@@ -112,14 +113,14 @@ def _point_for(
     )
 
 
-def _mean_exit_layer(testing: tuple[CalibrationContext, ExitRecording | None], settings: Settings) -> float:
+def _mean_exit_layer(testing: RecordedRows, settings: Settings) -> float:
     context, recording = testing
     return float(context.run(settings, recording).exit_layer.mean())
 
 
 def rows_for(limit: float) -> int:
-    """Return how many held-out rows a proof of this limit needs at least: half of them find, half of them test."""
-    return 2 * rows_needed(limit, CONFIDENCE)
+    """Return how many testing rows a proof of this limit needs at least."""
+    return rows_needed(limit, CONFIDENCE)
 
 
 def choose_exits(

@@ -8,7 +8,7 @@ same tokens at the same moments, so exits can be tried under one length setting 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,6 +49,14 @@ class ExitRecording:
         logits = {layer: values[index] for layer, values in self.logits.items()}
         exit_unit = {layer: values[rows] for layer, values in self.exit_unit.items()}
         return replace(self, logits=logits, exit_unit=exit_unit, packed=numbered)
+
+    def keep_exits(self, layers: Collection[int], depth: int) -> ExitRecording:
+        """Return the recording of a network that has only these exits below its last layer, `depth`."""
+        return replace(
+            self,
+            logits={layer: values for layer, values in self.logits.items() if layer in layers or layer == depth},
+            exit_unit={layer: values for layer, values in self.exit_unit.items() if layer in layers},
+        )
 
 
 def _moment(layer: int, attended: bool) -> int:

@@ -40,6 +40,7 @@ from offramp.methods import Method, PairMethod
 from offramp.tasks import Task
 
 Losses = NDArray[np.float64]
+RecordedRows = tuple[CalibrationContext, ExitRecording | None]
 DisagreementEvaluator = Callable[[Settings], tuple[Losses, float]]  # settings → loss of every row, share of MACs
 
 
@@ -113,19 +114,26 @@ def learn_then_test(
 def prove_risk(
     context: CalibrationContext, recording: ExitRecording | None, risk: float, confidence: float
 ) -> RiskGuarantee:
-    """Return the cheapest setting whose disagreement is proven small; the full setting if there is none."""
-    finding_rows, testing_rows = split_in_halves(len(context.data.rows), seed=0)
-    finding, testing = (split_rows(context, recording, rows) for rows in (finding_rows, testing_rows))
+    """Return the cheapest setting whose disagreement is proven small; the full setting if there is none.
+
+    Settings are found on one half of the rows and tested on the other.
+    """
+    halves = split_in_halves(len(context.data.rows), seed=0)
+    finding, testing = (split_rows(context, recording, rows) for rows in halves)
+    return prove_risk_on(finding, testing, risk, confidence)
+
+
+def prove_risk_on(finding: RecordedRows, testing: RecordedRows, risk: float, confidence: float) -> RiskGuarantee:
+    """Return the cheapest setting found on some rows whose disagreement is proven small on others."""
+    context = testing[0]
     candidates = order_by_disagreement(context.method, disagreement_evaluator(*finding), risk_candidates(*finding))
     full, binary = asdict(context.method.settings()), context.network.task.disagreement_is_binary
     proven = learn_then_test([full, *candidates], disagreement_evaluator(*testing), risk, confidence, binary)
-    proven = proven or RiskGuarantee(risk, confidence, full, len(testing_rows), 0.0, 1.0)
+    proven = proven or RiskGuarantee(risk, confidence, full, len(context.data.rows), 0.0, 1.0)
     return replace(proven, engine=ENGINE, precision=PRECISION)
 
 
-def split_rows(
-    context: CalibrationContext, recording: ExitRecording | None, rows: NDArray[np.int64]
-) -> tuple[CalibrationContext, ExitRecording | None]:
+def split_rows(context: CalibrationContext, recording: ExitRecording | None, rows: NDArray[np.int64]) -> RecordedRows:
     chosen = np.isin(np.arange(len(context.data.rows)), rows)
     return (context.subset(chosen), None) if recording is None else context.select_rows(chosen, recording)
 

@@ -21,12 +21,12 @@ from offramp.calibration.disagreement import (
     CONFIDENCE,
     choose_exits,
     find_disagreement_points,
-    label_by_full_model,
+    record_unlabelled,
     rows_for,
 )
 from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.replay import ExitRecording
-from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
+from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk_on, rows_needed
 from offramp.data import readers as reading
 from offramp.data.tokenization import Encoded, max_tokens
 from offramp.errors import OfframpError
@@ -44,12 +44,13 @@ from offramp.nn.batches import Data, pack_rows
 from offramp.nn.keys import EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.tasks import Row, Task
-from offramp.training.attach import collect_states, fit_exit_heads
+from offramp.training.attach import collect_states, fit_exit_heads, is_validation
 from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.utils.files import atomic_replace, write_text
 
 METHOD = "attached"
-HELD_OUT = 5  # every fifth text is held out for the operating points
+HELD_OUT = 5  # every fifth text is held out to test the operating points
+HIDDEN = 128  # units of the hidden layer of exit heads
 FEWEST = 60  # texts below which exits cannot be trained and tested
 NO_TIME_SAVED = "no exits save time on this machine"
 SHORT_TEXT = 3  # tokens below which a text holds little to learn from
@@ -183,6 +184,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     encoded = task.encode(tokenizer, training, longest)
     short = _check_lengths(encoded, tokenizer, request.text)
     held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
+    finding_data = Data(training, encoded).subset([is_validation(i, len(training)) for i in range(len(training))])
     with locked_working_folder(Path(request.out), recipe, force) as partial:
         listener(stage="states", rows=len(encoded))
         stored = collect_states(network, encoded, partial / "states", request.seed)
@@ -191,8 +193,11 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         fit_exit_heads(network, stored, encoded, request.seed)
         trained = time.perf_counter()
         listener(stage="points", rows=len(held_out))
-        model, context, recording, why = _with_chosen_exits(request, model, held_data)
-        points = _find_points(request, model, context, recording, default)
+        finding, testing = (record_unlabelled(network, method, data) for data in (finding_data, held_data))
+        chosen, why = _choose_exits(request, *finding)
+        model = _keep_exits(model, chosen)
+        finding, testing = (_with_exits(model.network, chosen, one) for one in (finding, testing))
+        points = _find_points(request, model, finding, testing, default)
         slow = [f"{NO_TIME_SAVED}: they save compute only"] if why.startswith(NO_TIME_SAVED) else []
         points = replace(points, warnings=(*points.warnings, *short, *slow))
         summary = {
@@ -232,7 +237,7 @@ def _options(request: AttachRequest, task: Task) -> AttachedOptions:
             exits = tuple(int(layer) for layer in request.exits.split(","))
         except ValueError as error:
             raise OfframpError("layers with an exit", f"--exits {request.exits}", "use auto, or e.g. 0,2,4") from error
-    return AttachedOptions(exits=exits, bag_of_words=task.name == "classification")
+    return AttachedOptions(exits=exits, bag_of_words=task.name == "classification", hidden=HIDDEN)
 
 
 def _read_texts(request: AttachRequest, task: Task) -> list[Row]:
@@ -282,39 +287,42 @@ def _check_counts(request: AttachRequest, task: Task, held_out: int) -> None:
     check_task_has_risk(task)
     if request.risk is not None:
         try:
-            check_provable(request.risk, request.confidence, held_out - held_out // 2)
+            check_provable(request.risk, request.confidence, held_out)
         except OfframpError as error:
             if not 0.0 < request.risk < 1.0 or not 0.5 <= request.confidence < 1.0:
                 raise
-            need = HELD_OUT * rows_for(request.risk)
+            need = HELD_OUT * rows_needed(request.risk, request.confidence)
             given = f"{held_out} held-out texts, a fifth of those given"
             fix = f"give at least {need} texts, or a larger risk"
             raise OfframpError(f"a proven risk of {request.risk:g}", given, fix) from error
 
 
-def _with_chosen_exits(
-    request: AttachRequest, model: LoadedRun, held: Data
-) -> tuple[LoadedRun, CalibrationContext, ExitRecording, str]:
-    """Return the model with few exits, and its recording on held-out texts that the full model has labelled."""
-    context = CalibrationContext(model.network, model.method, held)
-    labelled = Data(label_by_full_model(model.network, held.rows, context), held.encoded)
-    context = replace(context, data=labelled)
-    recording = context.record()
+def _choose_exits(
+    request: AttachRequest, context: CalibrationContext, recording: ExitRecording
+) -> tuple[list[int], str]:
+    """Return the layers that keep their exit, chosen on rows that test nothing, and why."""
+    network = context.network
     if request.exits != "auto":
-        return model, context, recording, "as given by --exits"
-    uncertainties = row_uncertainties(model.network, model.method, {}, recording)
-    layer_ms, exit_ms = measure_parts(model.network, held)
+        return sorted(network.exit_heads), "as given by --exits"
+    uncertainties = row_uncertainties(network, context.method, {}, recording)
+    layer_ms, exit_ms = measure_parts(network, context.data)
     chosen, compared = choose_exits(context, recording, uncertainties, layer_ms, exit_ms)
     listed = "; ".join(f"exits {name}: {ms:.2f}" for name, ms in compared.items())
     why = f"expected milliseconds of a row at 1 % disagreement on this machine — {listed}"
     if not chosen:  # where a head takes as long as a layer: exits that save compute, for other machines
-        layer_macs, exit_macs = _macs_of_parts(model.network, held)
+        layer_macs, exit_macs = _macs_of_parts(network, context.data)
         chosen, _ = choose_exits(context, recording, uncertainties, layer_macs, exit_macs)
-        chosen = chosen or [max(model.network.exit_heads)]
+        chosen = chosen or [max(network.exit_heads)]
         why = f"{NO_TIME_SAVED}, so they were chosen by compute; {why}"
-    model = _keep_exits(model, chosen)
-    context = replace(context, network=model.network)
-    return model, context, context.record(), why
+    return chosen, why
+
+
+def _with_exits(
+    network: Network, chosen: Sequence[int], recorded: tuple[CalibrationContext, ExitRecording]
+) -> tuple[CalibrationContext, ExitRecording]:
+    """Return recorded rows for a network that kept some of its exits."""
+    context, recording = recorded
+    return replace(context, network=network), recording.keep_exits(chosen, network.depth)
 
 
 def _macs_of_parts(network: Network, data: Data) -> tuple[float, list[float]]:
@@ -368,17 +376,18 @@ def _keep_exits(model: LoadedRun, chosen: Sequence[int]) -> LoadedRun:
 def _find_points(
     request: AttachRequest,
     model: LoadedRun,
-    context: CalibrationContext,
-    recording: ExitRecording,
+    finding: tuple[CalibrationContext, ExitRecording],
+    testing: tuple[CalibrationContext, ExitRecording],
     default: Budget,
 ) -> OperatingPoints:
     """Return operating points whose score is the agreement with the full model, with disagreement points and proofs."""
-    disagreements, tested = find_disagreement_points(context, recording)
+    disagreements, tested = find_disagreement_points(finding, testing)
+    rows = testing[0].data.rows
     full, *others = tested
     data = {
         "name": "/".join(Path(request.text).parts[-2:]) + " (a fifth held out)",
-        "rows": len(context.data.rows),
-        "fingerprint": reading.fingerprint(request.text, context.data.rows),
+        "rows": len(rows),
+        "fingerprint": reading.fingerprint(request.text, rows),
     }
     stored = {"kind": default.kind, "value": default.value}
     points = OperatingPoints(
@@ -392,7 +401,7 @@ def _find_points(
         default=stored,
     )
     if request.risk is not None:
-        proven = prove_risk(context, recording, request.risk, request.confidence)
+        proven = prove_risk_on(finding, testing, request.risk, request.confidence)
         points = replace(points, guarantees=(proven,))
     return replace(points, warnings=tuple(_warnings(model.network, points)))
 
@@ -418,7 +427,7 @@ def _read_labelled(request: AttachRequest, task: Task) -> list[Row]:
     """Return the labelled rows, checked before any work is done; none where no file is given."""
     if request.labels is None:
         return []
-    rows = [_known_label(task, row) for row in reading.read_rows(request.labels, columns=request.columns)]
+    rows = [known_label(task, row) for row in reading.read_rows(request.labels, columns=request.columns)]
     task.check_rows(rows, request.labels)
     return rows
 
@@ -441,7 +450,7 @@ def _score_labelled(rows: Sequence[Row], model: LoadedRun, points: OperatingPoin
     return scores
 
 
-def _known_label(task: Task, row: Row) -> Row:
+def known_label(task: Task, row: Row) -> Row:
     """Return a row whose label is the model's own name for it: numbers stand for the model's order."""
     label, labels = row.get("label"), getattr(task, "labels", ())
     if task.name == "classification" and isinstance(label, int) and label not in labels and 0 <= label < len(labels):

@@ -12,6 +12,7 @@ import torch
 from offramp.data.readers import read_rows
 from offramp.evaluation.bench import BenchOutput, BenchPlan, BenchWatcher, SilentWatcher, run_bench
 from offramp.evaluation.bench_figure import draw_bench
+from offramp.inference.hub import local_folder
 from offramp.inference.run_folder import remembered_columns
 from offramp.utils.command_line import python_call
 from offramp.utils.files import check_not_input
@@ -40,7 +41,7 @@ def bench(
     """Measure rows a second, latency, memory and score of a run at several budgets and of other runtimes.
 
     Args:
-        run: a run folder.
+        run: a run folder, or a name on the hub.
         data: a file of labelled rows, of which the first `rows` are used.
         batch_sizes: rows in a batch; each is measured by itself.
         budgets: of the run: shares of compute, "default", "max-loss=0.01", "risk=0.01" or "latency=5ms".
@@ -56,8 +57,9 @@ def bench(
 
     Returns the content of the bench file; its `rows` are empty where no runtime could be measured.
     """
-    check_not_input(json, data, run)
-    check_not_input(png, data, run)
+    folder = local_folder(run)
+    check_not_input(json, data, folder)
+    check_not_input(png, data, folder)
     plan = BenchPlan(
         tuple(batch_sizes),
         tuple(budgets),
@@ -69,10 +71,10 @@ def bench(
         threads or torch.get_num_threads(),
         memory,
     )
-    given = read_rows(str(data), columns=columns, limit=rows, remembered=remembered_columns(run))
+    given = read_rows(str(data), columns=columns, limit=rows, remembered=remembered_columns(folder))
     with tempfile.TemporaryDirectory() as work:
         where = BenchOutput(Path(json) if json else None, work, command or python_call("bench", run, data=data))
-        file = run_bench(str(run), given, str(data), plan, where, watcher or SilentWatcher())
+        file = run_bench(str(folder), given, str(data), plan, where, watcher or SilentWatcher())
     if png and file["rows"]:
         draw_bench(file, Path(png))
     return file

@@ -10,6 +10,7 @@ from typing import Any
 from offramp import __version__, engines
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
+from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.utils.hardware import hardware
 
@@ -23,9 +24,9 @@ class RunInfo:
 
 
 def info(run: str | Path) -> RunInfo:
-    """Return what a run folder holds, without loading its weights."""
-    folder = Path(run)
-    spec = folders.read_description(run)
+    """Return what a run folder, or a run on the hub, holds, without loading its weights."""
+    folder = local_folder(run)
+    spec = folders.read_description(folder)
     return RunInfo(spec, operating.load_points(folder) if (folder / "points.json").is_file() else None)
 
 

@@ -145,7 +145,7 @@ def load_services(folders: Mapping[str, Path], options: ServeOptions) -> list[Se
     settings = options.service_settings()
     precision: Any = options.precision  # checked there
     return [
-        Service(name, Predictor.load(folder, options.engine, precision, options.threads), settings)
+        Service(name, Predictor.load(str(folder), options.engine, precision, options.threads), settings)
         for name, folder in folders.items()
     ]
 

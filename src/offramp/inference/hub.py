@@ -7,7 +7,6 @@ and nothing that a repository brings along is executed.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,11 @@ from offramp.errors import OfframpError
 from offramp.inference.model_card import CARD_FOLDER, public_name
 from offramp.inference.run_folder import read_description
 from offramp.utils.files import read_json
-from offramp.utils.run_paths import working_folder
+from offramp.utils.run_paths import HUB_NAME, is_hub_name
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # of a model, its tokenizer and its exits
 ABOUT = ("README.md", "recipe.yaml")
 OF_THIS_MACHINE = {"latency.json", "search.json"}  # times of this machine, state of a search: not uploaded
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-
-
-def is_hub_name(source: str | Path) -> bool:
-    """Return whether `source` can only be a name on the hub: `user/name`, and no folder that could be meant exists."""
-    path = Path(source)
-    if not isinstance(source, str) or not HUB_NAME.fullmatch(source) or path.exists():
-        return False
-    return not path.parent.is_dir() and not working_folder(path).exists()
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:

@@ -29,7 +29,7 @@ from offramp.tasks import Task
 from offramp.utils import schema
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hf_logging import quiet_transformers
-from offramp.utils.run_paths import is_run, working_folder
+from offramp.utils.run_paths import is_hub_name, is_run, working_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -240,6 +240,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         elif working_folder(path).is_dir():
             given = "its training is not finished"
             fix = "run the same `offramp train` command again: it continues where it stopped"
+        elif is_hub_name(str(folder)):
+            given = "a name on the hub, where a folder of this machine is needed"
+            fix = f"download it, `hf download {folder} --local-dir FOLDER`, and give that folder"
         raise OfframpError(f"the run folder {str(folder)!r}", given, fix)
     stored = read_json(path / "offramp.json")
     written = stored.get("format") if isinstance(stored, dict) else None

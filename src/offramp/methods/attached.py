@@ -41,6 +41,7 @@ class AttachedOptions(ExitOptions):
     """How exits are built; the tables of the bag of words are solved for."""
 
     bag_of_words_training: Literal["learned", "fitted"] = "fitted"
+    hidden: int = 0  # units of the hidden layer of exit heads; 0: linear heads
 
 
 class DeviationUnit(nn.Module):
@@ -98,7 +99,7 @@ class Attached(DepthMethod):
     needs = frozenset({"example_error"})
 
     def modules(self, network: Network, options: AttachedOptions) -> nn.ModuleDict:
-        modules = nn.ModuleDict({EXIT_HEADS: build_exit_heads(network, options)})
+        modules = nn.ModuleDict({EXIT_HEADS: build_exit_heads(network, options, options.hidden)})
         if "distribution" not in network.task.provides:
             modules[EXIT_UNIT] = DeviationUnit(options.layers(network.depth), network.encoder.hidden)
         return modules

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offramp.backbones import linear_macs
@@ -28,28 +29,36 @@ def pool_states(packed: Packed, pool: Pool) -> Tensor:
 
 
 class ExitHead(nn.Module):
-    """Pools (rows) or not (tokens), normalises, applies dropout and projects."""
+    """Pools (rows) or not (tokens), normalises, applies dropout and projects; with `inner` through a hidden layer."""
 
-    def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1) -> None:
+    def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1, inner: int = 0) -> None:
         super().__init__()
         self.pool = pool
         width = 2 * hidden if pool == "meanmax" else hidden
         self.dense = nn.Linear(hidden, hidden) if pool == "first" else None
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        self.project = nn.Linear(width, outputs)
+        self.hidden = nn.Linear(width, inner) if inner else None
+        self.project = nn.Linear(inner or width, outputs)
         macs = linear_macs(self)
         self.cost = HeadCost(0, macs) if pool is None else HeadCost(macs, 0)
 
     def features(self, packed: Packed) -> Tensor:
-        """Return what the projection reads."""  # [rows or tokens, width]
+        """Return what the norm reads."""  # [rows or tokens, width]
         if self.pool is None:
             states = packed.states
         else:
             states = pool_states(packed, self.pool)
             states = states if self.dense is None else torch.tanh(self.dense(states))
-        normed: Tensor = self.norm(states)
-        return normed
+        return states
+
+    def project_features(self, features: Tensor) -> Tensor:
+        """Return the logits for features that `features` returned."""
+        states = self.dropout(self.norm(features))
+        if self.hidden is not None:
+            states = self.dropout(F.gelu(self.hidden(states)))
+        logits: Tensor = self.project(states)
+        return logits
 
     def spec(self) -> HeadSpec | None:
         """Return the head as plain data; None where it answers per token."""
@@ -57,12 +66,12 @@ class ExitHead(nn.Module):
             return None
         pooling: tuple[Pooling, ...] = ("mean", "max") if self.pool == "meanmax" else (self.pool,)
         dense = () if self.dense is None else (LinearStep(self.dense, "tanh"),)
-        return HeadSpec(pooling, (*dense, NormStep(self.norm), LinearStep(self.project)))
+        hidden = () if self.hidden is None else (LinearStep(self.hidden, "gelu"),)
+        return HeadSpec(pooling, (*dense, NormStep(self.norm), *hidden, LinearStep(self.project)))
 
     def forward(self, packed: Packed) -> Tensor:
         """Return logits per row, or per token where `pool` is None."""
-        logits: Tensor = self.project(self.dropout(self.features(packed)))
-        return logits
+        return self.project_features(self.features(packed))
 
 
 class SharedExitHead(nn.Module):

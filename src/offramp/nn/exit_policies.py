@@ -238,12 +238,16 @@ class LeastConfidencePolicy(ThresholdPolicy):
         return row_least_confidence(self.task, logits, packed)
 
 
-def build_exit_heads(network: Network, options: ExitOptions) -> nn.ModuleDict:
-    """Return an exit head for each layer below the last, and one on the embeddings if `options.exit0`."""
+def build_exit_heads(network: Network, options: ExitOptions, inner: int = 0) -> nn.ModuleDict:
+    """Return an exit head for each layer below the last, and one on the embeddings if `options.exit0`.
+
+    `inner`: units of a hidden layer of every head; 0: linear heads.
+    """
     if options.pool not in get_args(Pool):
         raise OfframpError("a pooling for exit heads", repr(options.pool), f"use one of: {', '.join(get_args(Pool))}")
     pool: Pool | None = None if network.per_token else options.pool
-    return build_exit_heads_from(network, options, lambda: ExitHead(network.encoder.hidden, network.task.outputs, pool))
+    width, outputs = network.encoder.hidden, network.task.outputs
+    return build_exit_heads_from(network, options, lambda: ExitHead(width, outputs, pool, inner=inner))
 
 
 def build_exit_heads_from(network: Network, options: ExitOptions, new_head: Callable[[], nn.Module]) -> nn.ModuleDict:

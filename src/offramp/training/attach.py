@@ -3,7 +3,8 @@
 `collect_states` sends every text once through the model and stores what exit heads read (pooled states of every layer,
 or states of tokens) and the model's own logits: float16, in chunks on disk, so that memory stays bounded and an
 interrupted pass continues. `fit_exit_heads` then trains all heads at once on the stored states, in seconds, to give the
-model's own soft answers. A tenth of the rows chooses each head's best epoch.
+model's own soft answers. Some rows (`is_validation`) train nothing: they choose each head's best epoch, and the caller
+finds thresholds on them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ BATCH_TOKENS = 4096  # of one forward pass
 MAX_TOKENS = 150_000  # tokens whose states are kept for heads that answer for every token
 IN_MEMORY = 1 << 30  # bytes of stored states that are kept in memory while heads are trained
 EPOCHS, PATIENCE = 60, 6  # at most; epochs without a better head
+STEPS = 4000  # of training, at most, but at least a few epochs
 BATCH_ROWS, BATCH_ITEMS = 128, 4096  # of a training step, at most: rows; rows or tokens
 LEARNING_RATE, WEIGHT_DECAY = 2e-3, 1e-2
-VALIDATION = 10  # every tenth row chooses the epoch
+VALIDATION = 10  # every tenth row trains nothing; of few rows more, so that about a hundred do
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class StoredStates:
     folder: Path
     chunks: tuple[tuple[int, ...], ...]  # row indices of each file
     per_token: bool
+    validation: frozenset[int] = frozenset()  # indices of rows that train nothing
 
     def load(self, number: int) -> dict[str, Tensor]:
         """Return one chunk: `features` [items, exits, width], `logits` [items, outputs], `lengths` [rows], `scored`."""
@@ -80,7 +83,8 @@ def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, s
     lengths = [len(one.ids) if network.per_token else 1 for one in encoded]
     item = 2 * len(network.exit_heads) * network.encoder.hidden * (1 if network.per_token else 2)  # bytes
     chunks = tuple(_groups(order.tolist(), lengths, CHUNK_ROWS, CHUNK_BYTES // item))
-    stored, done = StoredStates(folder, chunks, network.per_token), 0
+    validation = frozenset(i for i, one in enumerate(encoded) if is_validation(one.example, encoded[-1].example + 1))
+    stored, done = StoredStates(folder, chunks, network.per_token, validation), 0
     network.eval()
     for number, indices in enumerate(chunks):
         path = stored._path(number)
@@ -91,6 +95,11 @@ def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, s
         done += len(indices)
         report_progress(done, len(order))
     return stored
+
+
+def is_validation(example: int, examples: int) -> bool:
+    """Return whether a row, by its number, trains nothing: every tenth, of few rows every third."""
+    return example % max(3, min(VALIDATION, examples // 100)) == 0
 
 
 def _groups(rows: Sequence[int], lengths: Sequence[int], most: int, items: int) -> Iterator[tuple[int, ...]]:
@@ -169,8 +178,9 @@ def fit_exit_heads(network: Network, stored: StoredStates, encoded: Sequence[Enc
     )
     best: dict[int, tuple[float, dict[str, Tensor]]] = {}
     stale, rng = 0, np.random.default_rng(seed)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    for _ in range(EPOCHS):
+    epochs = _epochs(stored)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
         _train_epoch(network, heads, stored, offsets, optimizer, rng)
         schedule.step()
         improved = False
@@ -188,6 +198,12 @@ def fit_exit_heads(network: Network, stored: StoredStates, encoded: Sequence[Enc
     network.eval()
 
 
+def _epochs(stored: StoredStates) -> int:
+    """Return how many epochs to train at most: fewer of many rows, so that training stays short."""
+    steps = sum(len(chunk) for chunk in stored.chunks) // BATCH_ROWS + 1
+    return min(EPOCHS, max(8, STEPS // steps))
+
+
 @dataclass(frozen=True)
 class _Minibatch:
     features: Tensor  # [items, exits, width]
@@ -203,9 +219,7 @@ def _minibatches(
     chunks = range(len(stored.chunks)) if rng is None else rng.permutation(len(stored.chunks)).tolist()
     for number in chunks:
         content, indices = stored.load(number), np.array(stored.chunks[number])
-        rows = np.flatnonzero((np.arange(len(indices)) % VALIDATION == 0) == validation)
-        if len(indices) < VALIDATION:
-            rows = np.arange(len(indices))
+        rows = np.flatnonzero(np.isin(indices, list(stored.validation)) == validation)
         rows = rows if rng is None else rng.permutation(rows)
         lengths = content["lengths"]
         starts = lengths.cumsum(0) - lengths
@@ -229,7 +243,7 @@ def _items_of(starts: Tensor, lengths: Tensor) -> Tensor:
 
 def _logits(heads: dict[int, ExitHead], layer: int, place: int, batch: _Minibatch) -> Tensor:
     head = heads[layer]
-    logits: Tensor = head.project(head.dropout(head.norm(batch.features[:, place])))
+    logits = head.project_features(batch.features[:, place])
     return logits if batch.offsets is None or layer > 0 else logits + batch.offsets
 
 
@@ -269,14 +283,15 @@ def _validation_losses(
 
 
 def _fit_bag_of_words(network: Network, stored: StoredStates, encoded: Sequence[Encoded]) -> Tensor | None:
-    """Solve for the tables of exit 0; return every row's logits by the tables without its fold."""
+    """Solve for the tables of exit 0 on training rows; return every row's logits by tables fitted without it."""
     head = network.exit_heads.get(0)
     if not isinstance(head, FittedBagOfWordsExit):
         return None
     indices = [index for chunk in stored.chunks for index in chunk]
     probabilities = torch.cat([stored.load(n)["logits"].softmax(-1) for n in range(len(stored.chunks))])
     ids = [encoded[i].ids for i in indices]
-    tables = fit_tables(head.index, ids, probabilities.double().numpy())
+    training = np.flatnonzero([i not in stored.validation for i in indices])
+    tables = fit_tables(head.index, [ids[i] for i in training], probabilities.double().numpy()[training])
     head.set_tables(tables)
     offsets = torch.zeros(len(encoded), network.task.outputs)
     offsets[torch.tensor(indices)] = torch.from_numpy(logits_without_own_fold(head.index, tables, ids))
@@ -292,7 +307,7 @@ def _fit_deviation_unit(
     optimizer = torch.optim.AdamW(unit.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     for head in heads.values():
         head.eval()
-    for _ in range(EPOCHS // 3):
+    for _ in range(max(1, _epochs(stored) // 3)):
         for batch in _minibatches(stored, offsets, validation=False, rng=rng):
             losses = []
             for place, layer in enumerate(heads):

@@ -1,10 +1,12 @@
-"""Paths of run folders: how a finished run is recognised, and where it is trained before it takes its place."""
+"""Paths of run folders: how a finished run or a name on the hub is recognised, and where a run is trained."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 DESCRIPTION_FILE = "offramp.json"  # a folder that holds it is a finished run
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def is_run(folder: Path) -> bool:
@@ -15,3 +17,11 @@ def is_run(folder: Path) -> bool:
 def working_folder(out: Path) -> Path:
     """Return the folder beside `out` that its run is trained in."""
     return out.with_name(out.name + ".partial")
+
+
+def is_hub_name(source: str | Path) -> bool:
+    """Return whether `source` can only be a name on the hub: `user/name`, and no folder that could be meant exists."""
+    path = Path(source)
+    if not isinstance(source, str) or not HUB_NAME.fullmatch(source) or path.exists():
+        return False
+    return not path.parent.is_dir() and not working_folder(path).exists()
