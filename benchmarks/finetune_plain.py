@@ -55,6 +55,20 @@ def encode(tokenizer: Any, rows: list[dict[str, Any]], task: str, index: dict[An
     return batch, torch.tensor([index[row["label"]] for row in rows])
 
 
+def batches(rows: list[dict[str, Any]], size: int, rng: random.Random) -> list[list[dict[str, Any]]]:
+    """Return shuffled batches; rows of similar length stand together, so that little is spent on padding."""
+    order = rng.sample(rows, len(rows))
+    pools = [order[begin : begin + 20 * size] for begin in range(0, len(order), 20 * size)]
+    by_length = [row for pool in pools for row in sorted(pool, key=row_length)]
+    found = [by_length[begin : begin + size] for begin in range(0, len(by_length), size)]
+    rng.shuffle(found)
+    return found
+
+
+def row_length(row: dict[str, Any]) -> int:
+    return len(row["tokens"]) if "tokens" in row else sum(map(len, texts_of(row)))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fine-tune, score the held-out rows and save the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,9 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     started, step = time.time(), 0
     for epoch in range(options.epochs):
         model.train()
-        random.Random(options.seed + epoch).shuffle(rows)
-        for begin in range(0, len(rows), options.batch_size):
-            chosen = rows[begin : begin + options.batch_size]
+        for chosen in batches(rows, options.batch_size, random.Random(options.seed + epoch)):
             batch, target = encode(tokenizer, chosen, options.task, index, options.max_length)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(**batch, labels=target).loss
