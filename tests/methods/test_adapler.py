@@ -110,6 +110,22 @@ def test_policy_keeps_tokens_with_at_least_eta_over_n() -> None:
         assert policy.lengths[0][row] == int(keep.sum())
 
 
+def test_every_layer_may_have_its_own_scale() -> None:
+    net, data = network_and_rows()
+    packed = pack_rows(net.task, data.encoded)
+
+    def tokens(**settings: Any) -> list[int]:
+        result = factories.run_policy(net, AdapLeRPolicy(net, AdapLeRSettings(**settings)), packed)
+        kept = {e.layer: int(e.tokens.sum()) for e in result.trace if e.kind == "feed"}
+        return [kept[layer] for layer in sorted(kept)]
+
+    assert tokens(scales=(1.0, 1.0, 1.0)) == tokens(scale=1.0)
+    late = tokens(scales=(0.0, 0.0, 1.5))
+    assert late[0] == late[1] == packed.total > late[2]
+    with pytest.raises(OfframpError, match="for each of 3 layers"):
+        AdapLeRPolicy(net, AdapLeRSettings(scales=(1.0,)))
+
+
 def test_predictors_cost_only_when_they_run() -> None:
     net, data = network_and_rows()
     packed = pack_rows(net.task, data.encoded)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from offramp import methods
+from offramp.calibration import calibrate
 from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.methods import adapler
@@ -138,6 +139,41 @@ def test_training_with_dropping_draws_scales_and_freezes_thresholds(monkeypatch:
         stage.step(all_rows(net, data), lambda loss: loss.backward())
     assert len(set(drawn)) == 4 and all(0.0 <= scale <= 0.5 for scale in drawn)
     assert net.hf.classifier.weight.grad is not None and adapler.token_thresholds(net).eta.grad is None
+
+
+def test_training_with_dropping_also_learns_the_logits_with_all_tokens(tmp_path: Path) -> None:
+    net, data = network_and_rows()
+    net.eval()
+    batch, losses = all_rows(net, data), {}
+    for weight in (0.0, 1.0, 3.0):
+        options = AdapLeROptions(train_with_dropping=True, largest_scale=1.5, distillation=weight)
+        *_, stage = methods.get("adapler").stages(net, options)
+        stage.prepare(data, tmp_path)
+        torch.manual_seed(0)  # the scale that is drawn
+        losses[weight] = stage.step(batch, lambda _: None)["loss"].item()
+    distance = losses[1.0] - losses[0.0]
+    assert distance > 1e-6 and losses[3.0] == pytest.approx(losses[0.0] + 3 * distance, rel=1e-4)
+    everything = AdapLeROptions(train_with_dropping=True, largest_scale=0.0)
+    *_, stage = methods.get("adapler").stages(net, everything)
+    stage.prepare(data, tmp_path)
+    with_all_tokens = stage.step(batch, lambda _: None)["loss"].item()
+    stage.teacher = None
+    assert with_all_tokens == pytest.approx(stage.step(batch, lambda _: None)["loss"].item(), abs=1e-5)
+
+
+def test_calibration_gives_layers_scales_of_their_own(base: str, tmp_path: Path) -> None:
+    run = factories.run_folder(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
+    predictor, rows = Predictor.load(str(run)), factories.labelled_rows("classification", 40, 3)
+    data = Data(rows, predictor.prepare(rows))
+    context = calibrate.CalibrationContext(predictor.network, predictor.model.method, data)
+    evaluate = calibrate.point_evaluator(context, None)
+    full = evaluate({})
+    space = predictor.model.method.space
+    found = calibrate._search_layers(context, space, [evaluate({"scale": 1.0})], full)
+    assert found and all(len(point.settings["scales"]) == predictor.network.depth for point in found)
+    assert all(
+        len(point.row_losses) == 20 and point.family == "scales" for point in found
+    )  # the other half of the rows
 
 
 def test_model_of_one_layer_trains_its_threshold(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ sharpens (λ) over the stage; predictors learn the saliency of the remaining tok
 optimiser trades the task's loss against length through η and θ alone (θ amplifies the share of the first token). At run
 time `scale` multiplies every η, so that one trained model gives a curve: 0 keeps all tokens, 1 is as trained. A larger
 scale drops more tokens in sum; for a single row this is not guaranteed, because states depend on which tokens were
-there.
+there. `scales` multiply the η of every layer by a number of its own; calibration searches them.
 
 Modifications (ours, not the paper's or its code's):
 - any batch size;
@@ -16,10 +16,13 @@ Modifications (ours, not the paper's or its code's):
 - length training starts from the fine-tuned model (`start=pretrained` is what the published code does);
 - `--init RUN` replaces fine-tuning, and saliency is then that of the one given model;
 - thresholds learn twenty times as fast by default (`cut_lr`), because runs here are short;
+- the target of a predictor is the saliency of the remaining tokens, renormalised by the soft mask, which is a constant
+  there: the predictors' loss changes the mask through the predicted shares alone, not through its own target;
 - tasks with an answer per token: a dropped token keeps its last state, and saliency is that of the log-likelihood of
   the answers (for regression, that of the number);
-- `train_with_dropping=true` (off by default) adds a fourth phase, in which the model is trained with tokens really
-  dropped, at a scale drawn for every batch up to `largest_scale`, while thresholds and predictors are frozen.
+- `train_with_dropping=true` adds a fourth phase, in which the model is trained with tokens really dropped, at a scale
+  drawn for every batch up to `largest_scale`, by the labels and (`distillation`) by the logits that it gave with all
+  tokens when the phase began; thresholds and predictors are frozen.
 
 Relations: TR-BERT decides at two layers and learns by reinforcement; PoWER-BERT keeps a number of tokens by rank, the
 same for all rows.
@@ -49,13 +52,14 @@ from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.nn.token_scorers import TokenScorer, token_shares
 from offramp.training import saliency
+from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
 from offramp.training.losses import last_exit_loss
 from offramp.training.objectives import DroppingStage, Objective
 from offramp.training.stage import Backward, ParameterGroups, Stage, cheapest_epoch, rank_epochs
 
 TOKEN_THRESHOLDS = "cuts"  # key of the method's module in Network.added
-GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25, 0.1)
+GRID = (16.0, 8.0, 6.0, 4.0, 3.0, 2.5, 2.0, 1.75, 1.5, 1.25, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2, 0.1)
 LARGEST_SCALE = 1000.0  # long before this, a row keeps its first token only
 SHARPNESS = (10.0, 1e5)  # λ at the start and at the end of length training
 TABLE, PRETRAINED = "saliency.safetensors", "pretrained.safetensors"
@@ -68,11 +72,13 @@ class AdapLeRSettings:
     """What every learned threshold is multiplied by: 0 keeps all tokens, 1 is as trained, more is faster."""
 
     scale: float = 0.0
+    scales: tuple[float, ...] = ()  # one per layer, instead of `scale`
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.scale <= LARGEST_SCALE:
-            fix = "use 0 (all tokens are kept), 1 (as trained) or more (faster), e.g. 1.5"
-            raise OfframpError("a multiple of the learned thresholds", f"scale={self.scale}", fix)
+        for value in (self.scale, *self.scales):
+            if not 0.0 <= value <= LARGEST_SCALE:
+                fix = "use 0 (all tokens are kept), 1 (as trained) or more (faster), e.g. 1.5"
+                raise OfframpError("a multiple of the learned thresholds", f"scale={value}", fix)
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,10 @@ class AdapLeROptions:
     head_lr: float = 5e-4
     train_with_dropping: bool = False  # add a stage that trains with tokens dropped, at scales up to `largest_scale`
     largest_scale: float = 1.5  # use less where a scale of 1 drops nearly all tokens
+    distillation: float = 1.0  # weight, in that stage, of the loss against the model's own logits with all tokens
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "largest_scale"):
+        for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "largest_scale", "distillation"):
             if not 0.0 <= getattr(self, name) <= LARGEST_SCALE:
                 raise OfframpError("options of adapler", f"{name}={getattr(self, name)}", f"use 0 to {LARGEST_SCALE:g}")
         if self.best < 1:
@@ -116,19 +123,23 @@ class AdapLeRPolicy(Policy):
     """Drops tokens with a small predicted share before every layer."""
 
     def __init__(self, network: Network, settings: AdapLeRSettings) -> None:
-        self.network, self.scale = network, settings.scale
+        if settings.scales and len(settings.scales) != network.depth:
+            given, fix = f"{len(settings.scales)}: {settings.scales}", "give one for each layer, or `scale` for all"
+            raise OfframpError(f"scales for each of {network.depth} layers", given, fix)
+        self.network, self.scales = network, settings.scales or (settings.scale,) * network.depth
         self.eta = token_thresholds(network).eta.detach().clamp(0.01, 1.0)
 
     def needs(self, layer: int) -> Needs:
-        return Needs(before_layer=self.scale > 0.0)
+        return Needs(before_layer=0 < layer <= len(self.scales) and self.scales[layer - 1] > 0.0)
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
-        if self.scale == 0.0:
+        scale = self.scales[layer - 1]
+        if scale == 0.0:
             return None
         packed = s.packed
         share = token_shares(s.predictor(), packed)
         count = packed.lengths.to(share.device)[packed.row_of_token]
-        return (share * count >= self.scale * self.eta[layer - 1]) | rows.first_tokens(packed)
+        return (share * count >= scale * self.eta[layer - 1]) | rows.first_tokens(packed)
 
 
 @dataclass
@@ -295,12 +306,25 @@ class SoftDroppingStage(Stage):
 class RandomScaleStage(DroppingStage):
     """Phase 4, ours: tokens are dropped at a scale drawn for every batch, so that the whole curve is trained."""
 
-    largest_scale: float = field(kw_only=True)
+    options: AdapLeROptions = field(kw_only=True)
+    teacher: TeacherLogits | None = None
 
     frozen_prefixes: ClassVar[tuple[str, ...]] = (f"added.{PREDICTORS}.", "added.cuts.")
 
     def training_policy(self) -> Policy:
-        return AdapLeRPolicy(self.network, AdapLeRSettings(self.largest_scale * float(torch.rand(()))))
+        return AdapLeRPolicy(self.network, AdapLeRSettings(self.options.largest_scale * float(torch.rand(()))))
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        if self.options.distillation > 0.0:
+            self.teacher = teacher_logits(self.network, data, folder)
+
+    def loss(self, states: LayerStates, batch: Batch) -> Tensor:
+        loss, net = super().loss(states, batch), self.network
+        if self.teacher is None:
+            return loss
+        logits = net(net.depth, states.after(net.depth))
+        distance = distillation_loss(net, logits, self.teacher.for_batch(batch), batch.packed)
+        return loss + self.options.distillation * distance
 
     def policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(scale=1.0))
@@ -312,7 +336,9 @@ class AdapLeR(LengthMethod):
     name = "adapler"
     settings = AdapLeRSettings
     options = AdapLeROptions
-    space = ThresholdSpace("scale", full_value=0.0, unit="times the learned thresholds", replay=False, grid=GRID)
+    space = ThresholdSpace(
+        "scale", full_value=0.0, unit="times the learned thresholds", replay=False, grid=GRID, per_layer="scales"
+    )
     needs = frozenset({"example_error"})  # excludes tasks whose answers are a vocabulary
 
     def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
@@ -327,7 +353,5 @@ class AdapLeR(LengthMethod):
         rate, loss = options.head_lr, objective or last_exit_loss
         first = SaliencyFineTuning(network, "fine-tune", rate, fine_tuning=True, options=options)
         length = SoftDroppingStage(network, "length", rate, options=options, first=first, objective=loss)
-        dropping = RandomScaleStage(
-            network, "train with dropping", rate, objective=loss, largest_scale=options.largest_scale
-        )
+        dropping = RandomScaleStage(network, "train with dropping", rate, objective=loss, options=options)
         return [first, length, *([dropping] if options.train_with_dropping else [])]

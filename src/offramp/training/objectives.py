@@ -151,7 +151,10 @@ class DroppingStage(Stage):
         return self.policy()
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        states = forward_with_dropping(self.network, batch.packed, self.training_policy())
-        loss = self.objective(self.network, states, batch)
+        loss = self.loss(forward_with_dropping(self.network, batch.packed, self.training_policy()), batch)
         backward(loss)
         return {"loss": loss.detach()}
+
+    def loss(self, states: LayerStates, batch: Batch) -> Tensor:
+        """Return the loss of the states after a pass with dropped tokens."""
+        return self.objective(self.network, states, batch)
