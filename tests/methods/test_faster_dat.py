@@ -159,6 +159,13 @@ def test_invalid_options_are_refused(options: dict[str, Any], match: str) -> Non
         FasterDATOptions(**options)
 
 
+def test_rare_and_unseen_words_go_deep_by_information_only() -> None:
+    assert FasterDATOptions().table_scope(6) == (6, 5, 6)
+    assert FasterDATOptions(estimation="reconstruction").table_scope(6) == (6, 1, 0)  # 0: the median
+    assert FasterDATOptions(least_count=2, unseen=3).table_scope(6) == (6, 2, 3)
+    assert FasterDATOptions(unseen=-1).table_scope(6) == (6, 5, 0)
+
+
 def test_invalid_settings_are_refused() -> None:
     with pytest.raises(OfframpError, match="cap=-1"):
         FasterDATSettings(cap=-1)

@@ -11,7 +11,11 @@ import torch
 
 from offramp import tasks
 from offramp.errors import OfframpError
-from offramp.methods.faster_dat.mutual_information import bins_of_information, mutual_information
+from offramp.methods.faster_dat.mutual_information import (
+    bins_of_information,
+    bins_of_running_words,
+    mutual_information,
+)
 from offramp.methods.faster_dat.word_depths import row_words
 from offramp.nn.batches import Data
 from tests import factories
@@ -62,13 +66,28 @@ def test_depths_by_information_does_not_widen_bins_for_words_without_information
     assert bins_of_information(information, 4, least=1e-6).tolist() == [1, 2, 4, 4]
 
 
-def test_words_refuses_rows_whose_words_are_all_rare_or_absent() -> None:
+def test_bins_of_running_words_hold_equal_shares_of_the_text() -> None:
+    information, times = np.array([0.1, 0.5, 0.2, 0.3, 0.4]), np.array([4, 1, 2, 2, 3])
+    assert bins_of_running_words(information, times, 3).tolist() == [3, 1, 2, 2, 1]  # 4, 4 and 4 running words
+    assert bins_of_running_words(information, times, 1).tolist() == [1] * 5
+    many = np.random.default_rng(0)
+    information, times = many.random(500), many.integers(1, 9, 500)
+    depths = bins_of_running_words(information, times, 6)
+    shares = np.bincount(depths, weights=times)[1:] / times.sum()
+    assert np.allclose(shares, 1 / 6, atol=0.01) and (np.diff(depths[np.argsort(-information)]) >= 0).all()
+
+
+def test_words_refuses_rows_without_words_and_keeps_the_most_frequent_of_rare_ones() -> None:
     rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     task = tasks.get("classification").from_rows(rows, "rows")
     data = Data(rows, factories.encode([[5], [6]]))
     assert len(row_words(task, data).vocabulary.times) == 2
-    with pytest.raises(OfframpError, match="least_count"):
-        row_words(task, data, least_count=2)
+    assert len(row_words(task, data, least_count=2).vocabulary.times) == 2  # none occurs twice
+    often = Data(rows, factories.encode([[5, 5, 6], [6]]))
+    assert row_words(task, often, least_count=2).vocabulary.times.tolist() == [2, 2]
+    assert row_words(task, Data(rows, factories.encode([[5, 5, 6], [7]])), least_count=9).vocabulary.times.tolist() == [
+        2
+    ]
     without_words = Data(rows, factories.encode([[5], [5]], [[-1], [-1]]))
     with pytest.raises(OfframpError, match="rows with words"):
         row_words(task, without_words)

@@ -49,7 +49,7 @@ def test_higher_floor_of_information_sends_words_deeper(base: str, tmp_path: Pat
     for least in (1e-12, 0.02):
         (tmp_path / str(least)).mkdir()
         run_folder = factories.run_folder(
-            base, tmp_path / str(least), "faster_dat", options={"least": least}, schedule=quick
+            base, tmp_path / str(least), "faster_dat", options={"bins": "width", "least": least}, schedule=quick
         )
         spent.append(json.loads((run_folder / "points.json").read_text())["points"][-1]["mac_share"])
     assert spent[0] < spent[1]

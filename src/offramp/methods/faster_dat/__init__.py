@@ -1,8 +1,8 @@
 """Faster Depth-Adaptive Transformer (Liu et al. 2021): every word's depth is known before the model runs.
 
 What it does: a table of word depths is computed from the training rows. With `estimation=mi` it follows from the mutual
-information of a word's presence in a row and the row's label: −log of it is divided into as many bins of equal width as
-there are layers, and the most informative words go through the fewest layers. With `estimation=reconstruction` a word's
+information of a word's presence in a row and the row's label: words are divided into as many bins as there are layers,
+and the most informative ones go through the fewest layers. With `estimation=reconstruction` a word's
 depth is the layer after which a masked language model predicts it best, argmin of loss_n + λn, averaged over (20 of)
 its occurrences. At run time a token past its depth is idle (still key and value, no longer computed), a row ends with
 its deepest word, and a head reads maximum and mean of all tokens. Training runs by the same rule, through the same
@@ -14,12 +14,16 @@ Modifications (ours, not the paper's):
 - depths of new text are looked up (`transductive=true` is the paper's form: a masked pass for every word of the text to
   be answered, counted in its cost);
 - one pass masks many words, well spaced;
-- pieces share their word's depth; words that are not in the table get the median depth; special tokens, and on question
-  answering the words of the question, go with the row's deepest word;
+- pieces share their word's depth; special tokens, and on question answering the words of the question, go with the
+  row's deepest word;
+- with `mi`, bins hold equal shares of the running text (published, and with `bins=width`: bins of equal width of −log
+  information, of which the upper ones hold hardly any text); words that occur fewer than five times have their
+  information by accident and, like unseen words, go through all layers (published: every word is in the table). The
+  recipe `faster_dat/published` has the published choices;
 - tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
 - `deep=telling` inverts the table of `mi`: the most informative words go deepest;
-- `least` is the smallest information that is distinguished: words with almost no information, by accident, make all
-  bins wide, and a higher floor such as 1e-7 sends more words deep, at the cost of MACs.
+- with `bins=width`, `least` is the smallest information that is distinguished: words with almost no information, by
+  accident, make all bins wide, and a higher floor such as 1e-7 sends more words deep, at the cost of MACs.
 
 Relations: token_exit decides on the way what this method plans; depth_adaptive is its halting-unit baseline.
 """

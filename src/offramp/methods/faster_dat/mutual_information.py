@@ -49,18 +49,35 @@ def bins_of_information(information: Floats, layers: int, least: float = LEAST_I
     return np.digitize(scale, edges, right=True) + 1  # an edge belongs to the shallower bin
 
 
+def bins_of_running_words(information: Floats, times: NDArray[np.int64], layers: int) -> NDArray[np.int64]:
+    """Return depths 1…layers that hold equal shares of the running text, the most informative words in the first.
+
+    `times` is how often each word occurs. Where frequent words have little information, bins of equal width hold
+    hardly any text in the upper layers.
+    """  # [words]
+    order = np.argsort(-information, kind="stable")
+    before = np.cumsum(times[order]) - times[order]  # running words that are more informative
+    depths = np.empty(len(order), dtype=np.int64)
+    depths[order] = np.minimum(layers, (before + 0.5 * times[order]) * layers // times.sum() + 1)
+    return depths
+
+
 def depths_by_information(
     task: Task,
     data: Data,
     scope: TableScope,
     smoothing: float,
     informative_deep: bool = False,
-    least: float = LEAST_INFORMATION,
+    least: float | None = LEAST_INFORMATION,
 ) -> dict[str, Tensor]:
     """Return the table of `WordDepths`: the more information a word has about the labels, the fewer layers it goes
-    through, or (`informative_deep`) the more."""
+    through, or (`informative_deep`) the more. `least` of None: bins by running words instead of equal width."""
     found = row_words(task, data, scope.least_count)
     information = mutual_information(found.vocabulary.which, found.words.row, row_labels(task, data), smoothing)
-    depths = torch.from_numpy(bins_of_information(information, scope.layers, least)).float()[:, None]
+    if least is None:
+        bins = bins_of_running_words(information, found.vocabulary.times.numpy(), scope.layers)
+    else:
+        bins = bins_of_information(information, scope.layers, least)
+    depths = torch.from_numpy(bins).float()[:, None]
     depths = scope.layers + 1 - depths if informative_deep else depths
     return depth_table(found.packed.tokens[ID], found.vocabulary, depths, torch.zeros(1), scope.unseen)

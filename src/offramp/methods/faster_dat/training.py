@@ -17,7 +17,7 @@ from offramp.methods.faster_dat.mutual_information import depths_by_information
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy, KnownDepthsPolicy
 from offramp.methods.faster_dat.reconstruction import ReconstructionOptions, depths_by_reconstruction, select_rows
-from offramp.methods.faster_dat.word_depths import TableScope, interpolate_depths, word_depths_of
+from offramp.methods.faster_dat.word_depths import interpolate_depths, word_depths_of
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.keys import FINAL_HEAD
@@ -72,10 +72,10 @@ class PlannedDepthsStage(Stage):
     def _plan(self, data: Data) -> dict[str, Tensor]:
         """Return the table and, for the transductive form, the depths of every word of every row."""
         options, layers, masked = self.options, word_depths_of(self.network).layers, masked_model_of(self.network)
-        scope = TableScope(layers, options.least_count, options.unseen)
+        scope = options.table_scope(layers)
         if masked is None:
             informative_deep = options.deep == "telling"
-            smoothing, least = options.smoothing, options.least
+            smoothing, least = options.smoothing, options.least if options.bins == "width" else None
             return depths_by_information(self.network.task, data, scope, smoothing, informative_deep, least)
         how = ReconstructionOptions(options.spacing, options.penalty, options.occurrences)
         if options.transductive:

@@ -40,16 +40,14 @@ class RowWords(NamedTuple):
 
 
 def row_words(task: Task, data: Data, least_count: int = 1) -> RowWords:
-    """Return the words that occur often enough in the rows; an error if there is none."""
+    """Return the words that occur often enough in the rows; an error if they have no word at all."""
     packed = pack_rows(task, data.encoded)
     words = words_of(packed)
     found = vocabulary(words)
-    often = found.times >= least_count
-    if not bool(often.any()):
-        given = f"{len(data.encoded)} rows with {len(found.times)} different words"
-        given += f", none of them {least_count} times" if len(found.times) else ""
-        fix = "give rows with words in them" + ("" if least_count == 1 else ", or lower least_count")
-        raise OfframpError("words to plan depths for", given, fix)
+    if not len(found.times):
+        given = f"{len(data.encoded)} rows without a word"
+        raise OfframpError("words to plan depths for", given, "give rows with words in them")
+    often = found.times >= min(least_count, int(found.times.max()))  # of a few rows the most frequent words
     return RowWords(packed, words, found.only(often))
 
 
