@@ -34,7 +34,7 @@ FIELDS = {
 def fine_tuned(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fine-tuned")
     train = factories.write_jsonl(folder / "train.jsonl", factories.labelled_rows("classification", 300))
-    offramp.train(model=base, train=train, out=folder / "run", epochs=4, lr=0.003, batch_size=16)
+    offramp.train(model=base, train=train, out=folder / "run", method="full", epochs=4, lr=0.003, batch_size=16)
     return folder / "run"
 
 

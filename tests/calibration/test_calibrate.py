@@ -14,6 +14,7 @@ from offramp.calibration.calibrate import calibration_subset, find_operating_poi
 from offramp.calibration.replay import record_exits, replay
 from offramp.calibration.thresholds import threshold_cuts
 from offramp.data.tokenization import Encoded
+from offramp.errors import OfframpError
 from offramp.inference.batching import score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
@@ -119,6 +120,29 @@ def test_exit_thresholds_are_searched_on_enough_rows_only(trained: Path, monkeyp
         rows = factories.labelled_rows("classification", count, 5)
         find_operating_points(model.network, model.model.method, Data(rows, model.prepare(rows)), "rows", "")
     assert searched == [20]
+
+
+def test_no_setting_uses_a_closed_exit(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEW_ROWS", 20)
+    model, rows = Predictor.load(trained), factories.labelled_rows("classification", 40, 5)
+    data = Data(rows, model.prepare(rows))
+    network, method = model.network, model.model.method
+    found = find_operating_points(network, method, data, "rows", "", closed_exits=frozenset({0}))
+    *cheaper, full = found.points
+    assert cheaper and all(p.settings["thresholds"][0] == 0.0 < max(p.settings["thresholds"]) for p in cheaper)
+    assert found.data["closed_exits"] == [0] and full.settings["thresholds"] == ()
+    context = module.CalibrationContext(network, method, data, closed_exits=frozenset({0, 2}))
+    for _, settings in module.search_exit_settings(context, context.record()):
+        assert settings["thresholds"][0] == settings["thresholds"][2] == 0.0
+
+
+def test_exits_that_cannot_be_closed_are_refused(every_task: dict[str, Path], trained: Path) -> None:
+    model, data = load_with_rows(every_task["regression"], "regression")
+    with pytest.raises(OfframpError, match="exit0=false"):
+        find_operating_points(model.network, methods.get("pabee"), data, "rows", "", closed_exits=frozenset({0}))
+    model, data = load_with_rows(trained, "classification")
+    with pytest.raises(OfframpError, match="use some of: 0, 1, 2"):
+        find_operating_points(model.network, model.model.method, data, "rows", "", closed_exits=frozenset({7}))
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging", "question_answering"])

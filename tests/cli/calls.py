@@ -29,6 +29,7 @@ def train_words(base: str, **options: Any) -> list[str]:
     """Return a short `offramp train` command; underscores become dashes, True a bare flag."""
     if not Path("train.jsonl").exists():
         write_rows("train.jsonl", factories.labelled_rows("classification", 16))
-    given = {"model": base, "train": "train.jsonl", "out": "run", "epochs": 1, "batch_size": 8, **options}
+    short = {"model": base, "train": "train.jsonl", "out": "run", "method": "full", "epochs": 1, "batch_size": 8}
+    given = {**short, **options}
     words = [(f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])) for name, value in given.items()]
     return ["train", *(word for pair in words for word in pair)]

@@ -82,6 +82,7 @@ def translation_words(folder: Path, **options: Any) -> list[str]:
         "model": factories.translation_config(folder),
         "train": factories.write_jsonl(folder / "train.jsonl", factories.translation_rows(24)),
         "task": "translation",
+        "method": "full",
         "out": "run",
         "epochs": 1,
         **options,

@@ -50,7 +50,7 @@ def fine_tuned(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has learned its rows, so that its answers can be learned from it."""
     folder = tmp_path_factory.mktemp("fine_tuned")
     train = factories.write_jsonl(folder / "train.jsonl", factories.labelled_rows("classification", 400))
-    offramp.train(model=base, train=train, out=folder / "run", epochs=6, lr=0.003, batch_size=16)
+    offramp.train(model=base, train=train, out=folder / "run", method="full", epochs=6, lr=0.003, batch_size=16)
     return plain_folder(folder / "run", folder)
 
 
@@ -143,7 +143,9 @@ def test_exits_are_chosen_by_compute_where_none_saves_time(
 @pytest.mark.parametrize("kind", ["tagging", "question_answering"])
 def test_answers_for_tokens_are_learned_and_cost_less(kind: str, base: str, tmp_path: Path) -> None:
     train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows(kind, 300))
-    offramp.train(model=base, train=train, out=tmp_path / "first", task=kind, epochs=5, lr=0.003, batch_size=16)
+    offramp.train(
+        model=base, train=train, out=tmp_path / "first", method="full", task=kind, epochs=5, lr=0.003, batch_size=16
+    )
     run = offramp.attach(tmp_path / "first", texts(tmp_path, kind, 500), tmp_path / "run")
     model, rows = offramp.load(run.folder), factories.labelled_rows(kind, 60, seed=99)
     full, cheap = model.predict(rows, budget=1.0), model.predict(rows, max_disagreement=0.02)
@@ -335,7 +337,7 @@ def test_a_model_that_is_too_shallow_is_warned_about(tmp_path: Path) -> None:
 def test_a_run_keeps_the_types_of_its_labels(base: str, tmp_path: Path) -> None:
     rows = [{**row, "label": int(row["label"] == "good")} for row in factories.labelled_rows("classification", 60)]
     train = factories.write_jsonl(tmp_path / "train.jsonl", rows)
-    first = offramp.train(model=base, train=train, out=tmp_path / "first", epochs=1)
+    first = offramp.train(model=base, train=train, out=tmp_path / "first", method="full", epochs=1)
     run = offramp.attach(first.folder, texts(tmp_path, "classification"), tmp_path / "run", exits="1")
     assert offramp.load(run.folder).predict(["a good film"])[0]["label"] in (0, 1)
     assert run.model.network.task == first.model.network.task

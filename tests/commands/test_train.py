@@ -219,3 +219,12 @@ def test_a_plain_fine_tuned_model_as_init_points_to_attach(trained: Path, tmp_pa
     request = TrainRequest("minilm", train, str(tmp_path / "run"), init=str(tmp_path / "plain"))
     with pytest.raises(OfframpError, match="offramp attach"):
         run_training(request)
+
+
+def test_another_metric_chooses_the_operating_points(arguments: dict[str, Any], full: Path) -> None:
+    trained = run_training(TrainRequest(**{**arguments, "metric": "matthews", "init": str(full)}))
+    assert trained.points.metric == trained.model.network.task.metric == "matthews"
+    assert trained.points.bounds is not None and trained.points.bounds.rows is None  # losses are estimated
+    assert all("matthews" in epoch for epoch in trained.log)
+    recipe = yaml.safe_load((Path(arguments["out"]) / "recipe.yaml").read_text())
+    assert recipe["metric"] == "matthews" and folders.load_run(arguments["out"]).network.task.metric == "matthews"

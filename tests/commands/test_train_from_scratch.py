@@ -23,7 +23,15 @@ SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "
 def train_tiny(folder: Path, kind: str = "masked_lm", **more: Any) -> TrainedRun:
     """Train a tiny BERT from scratch for one epoch on rows of a kind, in `folder/run` unless `out` is given."""
     rows = factories.write_jsonl(folder / "train.jsonl", factories.labelled_rows(kind, 40))
-    given = {"model": "bert", "from_scratch": True, "out": folder / "run", "task": kind, "shape": SHAPE, **more}
+    given = {
+        "model": "bert",
+        "from_scratch": True,
+        "out": folder / "run",
+        "task": kind,
+        "shape": SHAPE,
+        "method": "full",
+    }
+    given |= more
     return train(train=rows, epochs=1, batch_size=8, **given)
 
 

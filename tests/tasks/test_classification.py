@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import matthews_corrcoef
 
 from offramp.errors import OfframpError
-from offramp.tasks.classification import ClassificationTask
+from offramp.tasks.classification import ClassificationTask, matthews_correlation
+from offramp.tasks.regression import RegressionTask
 from tests.factories import wordpiece_tokenizer
 
 
@@ -106,11 +108,34 @@ def test_labels_of_tables_match_numbers_by_their_text() -> None:
 def test_metrics_are_binary_or_macro_averaged() -> None:
     binary = ClassificationTask((0, 1))
     predictions = [{"label": label} for label in (1, 1, 0, 0)]
-    assert binary.metrics(rows(1, 0, 1, 0), predictions) == {"accuracy": 0.5, "f1": 0.5}
+    assert binary.metrics(rows(1, 0, 1, 0), predictions) == {"accuracy": 0.5, "f1": 0.5, "matthews": 0.0}
     assert binary.metrics(rows(0, 0, 0, 0), predictions)["f1"] == 0.0
     three = ClassificationTask(("a", "b", "c"))
     scores = three.metrics(rows("a", "a", "b", "c"), [{"label": label} for label in "abbc"])
-    assert scores == {"accuracy": 0.75, "f1": pytest.approx((2 / 3 + 2 / 3 + 1) / 3)}
+    assert {name: scores[name] for name in ("accuracy", "f1")} == {
+        "accuracy": 0.75,
+        "f1": pytest.approx((2 / 3 + 2 / 3 + 1) / 3),
+    }
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_matthews_correlation_equals_scikit_learn(classes: int) -> None:
+    draw = np.random.default_rng(0)
+    true, predicted = draw.integers(classes, size=50).tolist(), draw.integers(classes, size=50).tolist()
+    found = matthews_correlation(true, predicted, classes)
+    assert found == pytest.approx(matthews_corrcoef(true, predicted)) and matthews_correlation(true, true, classes) == 1
+    assert matthews_correlation(true, [1] * 50, classes) == 0.0  # one answer for all rows
+
+
+def test_another_metric_chooses_and_is_stored() -> None:
+    task = ClassificationTask((0, 1)).with_metric("matthews")
+    assert task.metric == "matthews" and ClassificationTask.from_json(task.to_json()) == task
+    assert "metric" not in ClassificationTask((0, 1)).to_json()  # as folders of earlier versions
+    assert task.row_scores(rows(0), [{"label": 0}]) is None  # so that losses are estimated, not bounded
+    with pytest.raises(OfframpError, match="accuracy, f1, matthews"):
+        task.with_metric("bleu")
+    with pytest.raises(OfframpError, match="use pearson"):
+        RegressionTask().with_metric("matthews")
 
 
 def test_loss_is_the_mean_cross_entropy() -> None:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from offramp import engines, methods
 from offramp.calibration.diagnostics import calibration_warnings
-from offramp.calibration.grids import cliff_lengths, constant_length_grid, kept_tokens, refine_grid
+from offramp.calibration.grids import USEFUL_LOSS, cliff_lengths, constant_length_grid, kept_tokens, refine_grid
+from offramp.calibration.layer_search import STARTS, search_layer_values
 from offramp.calibration.loss_bounds import CONFIDENCE, MeasuredPoint, bound_losses, loss_bounds, stored_points
 from offramp.calibration.replay import (
     ExitRecording,
@@ -43,6 +44,7 @@ from offramp.calibration.usefulness import keep_useful_points
 from offramp.core.columns import SCORED
 from offramp.core.policy import PairPolicy, Policy
 from offramp.decoding.calibration import decoder_candidates
+from offramp.errors import OfframpError
 from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded, score_policy
 from offramp.inference.operating_points import OperatingPoint, OperatingPoints, pareto_front
 from offramp.methods import Method, PairMethod
@@ -76,6 +78,15 @@ class CalibrationContext:
     searched: Sequence[Settings] = ()  # settings that a length search found, tried beside those of the setting space
     bfloat16: bool = False  # precise enough to rank settings that are scored again later
     loss_confidence: float = CONFIDENCE  # of the bounds on what settings lose
+    closed_exits: frozenset[int] = frozenset()  # layers whose exits no setting uses
+
+    def candidates(self, recording: ExitRecording) -> list[Settings]:
+        """Return the settings worth trying (`candidate_settings`) without the closed exits, and those of a search."""
+        settings, space = candidate_settings(self.network, self.method, recording), self.method.space
+        if self.closed_exits and isinstance(space, ThresholdSpace):
+            is_open = [float(layer not in self.closed_exits) for layer in sorted(self.network.exit_heads)]
+            settings = [{"thresholds": tuple(one[space.name] * share for share in is_open)} for one in settings]
+        return unique_settings([*settings, *self.searched])
 
     def record(self) -> ExitRecording:
         """Return the outputs of every exit at the full setting."""
@@ -143,15 +154,20 @@ def find_operating_points(
     fingerprint: str,
     searched: Sequence[Settings] = (),
     loss_confidence: float = CONFIDENCE,
+    closed_exits: frozenset[int] = frozenset(),
 ) -> OperatingPoints:
     """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""
     network.eval()
     task = network.task
-    context = CalibrationContext(network, method, data, searched=searched, loss_confidence=loss_confidence)
+    check_closed_exits(network, method, closed_exits)
+    context = CalibrationContext(
+        network, method, data, searched=searched, loss_confidence=loss_confidence, closed_exits=closed_exits
+    )
+    rows = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
     found = OperatingPoints(
         task.metric,
         task.higher_is_better,
-        {"name": name, "rows": len(data.rows), "fingerprint": fingerprint},
+        {**rows, "closed_exits": sorted(closed_exits)} if closed_exits else rows,
         (),
         engine=ENGINE,
         precision=PRECISION,
@@ -198,14 +214,14 @@ def _decoder_settings(context: CalibrationContext) -> tuple[list[Settings], Cali
 
 def explore_settings(context: CalibrationContext, recording: ExitRecording) -> list[OperatingPoint]:
     """Return the points of all settings worth trying, the full setting last."""
-    network, method, higher = context.network, context.method, context.network.task.higher_is_better
+    method, higher = context.method, context.network.task.higher_is_better
     if isinstance(method, PairMethod):
         return _explore_pair(context, method, recording)
     space = method.space
     evaluate = point_evaluator(
         context, recording if method.replays else None, own_family=isinstance(space, LengthSpace)
     )
-    settings = unique_settings([*candidate_settings(network, method, recording), *context.searched])
+    settings = context.candidates(recording)
     tried: list[OperatingPoint] = [evaluate(one) for one in settings]
     full_point = evaluate({})
     if isinstance(space, ThresholdSpace) and space.grid:
@@ -213,9 +229,28 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     tried = monotone_scores(
         tried, higher, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
     )
+    if isinstance(space, ThresholdSpace) and space.per_layer and len(context.data.rows) >= FEW_ROWS:
+        tried += _search_layers(context, space, tried, full_point)
     if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
         tried += cross_fitted_gains(context, recording, tried, search_exit_settings, evaluate)
     return [*bound_losses(tried, context.loss_confidence), full_point]
+
+
+def _search_layers(
+    context: CalibrationContext, space: ThresholdSpace, grid: Sequence[OperatingPoint], full_point: OperatingPoint
+) -> list[OperatingPoint]:
+    """Return points with a number for every layer, found on half of the rows and scored on the other half."""
+    higher, even = context.network.task.higher_is_better, context.even_rows
+    find, measure = (point_evaluator(context.subset(rows), None) for rows in (even, ~even))
+    useful = [point for point in grid if abs(full_point.score - point.score) <= USEFUL_LOSS]
+    chosen = {round(place) for place in np.linspace(0, len(useful) - 1, STARTS)} if useful else set()
+    starts = [float(useful[place].settings[space.name]) for place in sorted(chosen)]
+    found = search_layer_values(
+        lambda values: find({space.per_layer: values}), starts, context.network.depth, find({}), USEFUL_LOSS, higher
+    )
+    lost = full_point.score - measure({}).score  # between all rows and those that score
+    points = [measure({space.per_layer: values}) for values in found]
+    return [replace(point, score=point.score + lost, family=space.per_layer) for point in points]
 
 
 def _explore_pair(context: CalibrationContext, pair: PairMethod, recording: ExitRecording) -> list[OperatingPoint]:
@@ -266,6 +301,19 @@ def pair_points_at_lengths(
 def has_searchable_thresholds(method: Method) -> bool:
     """Return whether each exit may have its own threshold, found without running the model."""
     return isinstance(method.space, ThresholdSpace) and method.replays and method.space.per_exit
+
+
+def check_closed_exits(network: Network, method: Method, closed: frozenset[int]) -> None:
+    """Refuse to close exits that a network does not have, or of a method without a threshold for every exit."""
+    if not closed:
+        return
+    exits, depth = sorted(network.exit_heads), method.depth if isinstance(method, PairMethod) else method
+    if not has_searchable_thresholds(depth):
+        given, fix = f"method {method.name!r}", "train it without them, e.g. with --set exit0=false"
+        raise OfframpError("a method whose exits can be closed one by one", given, fix)
+    if not closed <= set(exits):
+        given = f"layers {', '.join(map(str, sorted(closed)))}"
+        raise OfframpError("exits to close", given, f"use some of: {', '.join(map(str, exits))}")
 
 
 def candidate_settings(network: Network, method: Method, recording: ExitRecording) -> list[Settings]:
@@ -332,8 +380,10 @@ def search_exit_settings(
     table = exit_table(network, recording, context.data, uncertainties)
     largest = np.minimum(uncertainties.max() * 1.001 + 1e-6, method.settings.largest_threshold)
     start = np.minimum(np.array([[cut] * len(uncertainties) for cut in threshold_cuts(uncertainties.ravel())]), largest)
-    levels = np.stack([np.resize(threshold_cuts(values), CUTS + 1) for values in uncertainties])
-    front = search_thresholds(table, start, np.minimum(levels, largest), generations)
+    levels = np.minimum(np.stack([np.resize(threshold_cuts(values), CUTS + 1) for values in uncertainties]), largest)
+    closed = [number for number, layer in enumerate(sorted(network.exit_heads)) if layer in context.closed_exits]
+    start[:, closed], levels[closed] = 0.0, 0.0
+    front = search_thresholds(table, start, levels, generations)
     share, vectors = front.cost / table.reach[-1].mean(), front.thresholds
     index = np.unique(np.linspace(0, len(share) - 1, limit).round().astype(int))
     return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": temperatures}) for i in index]

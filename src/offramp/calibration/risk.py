@@ -26,11 +26,9 @@ from offramp.calibration.calibrate import (
     PRECISION,
     CalibrationContext,
     Settings,
-    candidate_settings,
     explore_settings,
     has_searchable_thresholds,
     search_exit_settings,
-    unique_settings,
 )
 from offramp.calibration.replay import ExitRecording
 from offramp.errors import OfframpError
@@ -144,7 +142,7 @@ def risk_candidates(context: CalibrationContext, recording: ExitRecording | None
         *tried, full_point = explore_settings(context, context.record())
         return [p.settings for p in pareto_front(tried, full_point, context.network.task.higher_is_better)]
     recording = recording or context.record()
-    found = unique_settings([*candidate_settings(context.network, context.method, recording), *context.searched])
+    found = context.candidates(recording)
     if has_searchable_thresholds(context.method):
         found += [settings for _, settings in search_exit_settings(context, recording)]
     return found

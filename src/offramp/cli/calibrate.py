@@ -47,6 +47,9 @@ def command(
     ] = 500,
     seed: Annotated[int, typer.Option(help="search: seed of all random numbers")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="search: continue an interrupted one")] = False,
+    close_exit: Annotated[
+        list[int] | None, typer.Option(min=0, help="a layer whose exit no setting may use, e.g. 0; may be repeated")
+    ] = None,
     limit: Limit = None,
     column: Columns = None,
 ) -> None:
@@ -79,6 +82,7 @@ def command(
                 force=force,
                 limit=limit,
                 columns=names,
+                closed_exits=close_exit or (),
                 on_search=display.searching,
                 on_scoring=display.scoring,
             )
@@ -100,5 +104,6 @@ def command(
                 force=force,
                 limit=limit,
                 columns=names,
+                closed_exits=close_exit or (),
             )
     print_points(points, shown)

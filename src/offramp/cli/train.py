@@ -17,7 +17,7 @@ _METHODS = sorted(
     for path in (PACKAGE / "methods").glob("[a-z]*")
     if path.suffix == ".py" or (path / "__init__.py").is_file()
 )
-METHODS = f"{', '.join(_METHODS)}; or two in one: length_adaptive+branchynet"
+METHODS = f"auto (by task and rows), {', '.join(_METHODS)}; or two in one: length_adaptive+branchynet"
 _RECIPES = sorted({path.parent.name for path in (PACKAGE / "commands" / "recipes").glob("*/*.yaml")})
 RECIPES = f"published settings, METHOD/DATA, e.g. adapler/agnews; of {', '.join(_RECIPES)}; other options win over it"
 
@@ -34,7 +34,11 @@ def command(
         str | None,
         typer.Option(show_default="by the columns", help="classification, regression, tagging, question_answering …"),
     ] = None,
-    method: Annotated[str | None, typer.Option(show_default="full", help=METHODS)] = None,
+    method: Annotated[str | None, typer.Option(show_default="auto", help=METHODS)] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(show_default="the task's", help="choose by it; of classification: accuracy, f1, matthews"),
+    ] = None,
     dev: Annotated[str | None, typer.Option(help="rows to choose epochs and operating points on")] = None,
     dev_split: Annotated[float, typer.Option(help="share of the training rows held out when there is no --dev")] = 0.1,
     init: Annotated[str | None, typer.Option(help="start from the fine-tuned weights of this run")] = None,
@@ -90,6 +94,7 @@ def command(
             out=out,
             task=task,
             method=method,
+            metric=metric,
             dev=dev,
             dev_split=dev_split,
             init=init,

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from offramp.calibration.calibrate import CalibrationContext, find_operating_points
+from offramp.calibration.calibrate import CalibrationContext, check_closed_exits, find_operating_points
 from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.length_search import (
     ReportProgress,
@@ -63,6 +63,7 @@ def calibrate(
     resume: bool = False,
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
+    closed_exits: Sequence[int] = (),
     on_search: ReportProgress = lambda _: None,
     on_scoring: ReportScoring = lambda done, total: None,
 ) -> OperatingPoints:
@@ -89,6 +90,7 @@ def calibrate(
         resume: continue a search that was interrupted.
         limit: use only the first rows.
         columns: columns of the file by the names that the task expects, e.g. {"text": "sentence"}.
+        closed_exits: layers whose exits no setting may use, e.g. [0]; for methods with a threshold for every exit.
         on_search: is called after every configuration that the search has tried.
         on_scoring: is called with the number of configurations scored and of all.
     """
@@ -104,13 +106,14 @@ def calibrate(
             "one kind of calibration", given, "search first, then run `offramp calibrate` without --search"
         )
     check_confidence(loss_confidence)
+    closed = frozenset(closed_exits)
     timed = None if seconds is None else LatencyRequest(seconds, percentile, engine, precision, threads)
     rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered_columns(run))
     if search:
         plan = SearchPlan(iterations, mutations, crossovers, seed)
         wanted = SearchRequest(plan, search_rows, resume)
-        return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force)
-    return calibrate_run(str(run), rows, str(data), risk, confidence, timed, loss_confidence, force)
+        return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force, closed)
+    return calibrate_run(str(run), rows, str(data), risk, confidence, timed, loss_confidence, force, closed)
 
 
 def calibrate_run(
@@ -122,6 +125,7 @@ def calibrate_run(
     latency: LatencyRequest | None = None,
     loss_confidence: float = CONFIDENCE,
     force: bool = False,
+    closed_exits: frozenset[int] = frozenset(),
 ) -> OperatingPoints:
     """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped."""
     if not force:
@@ -142,14 +146,16 @@ def calibrate_run(
         warnings.warn(few, stacklevel=2)
     data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
     name = "/".join(Path(source).parts[-2:])
-    points = find_operating_points(network, method, data, name, rows_fingerprint, searched, loss_confidence)
+    points = find_operating_points(
+        network, method, data, name, rows_fingerprint, searched, loss_confidence, closed_exits
+    )
     points = distrust_training_rows(points, run, recipe, predictor.task, rows)
     if searched:
         points = replace(points, data={**points.data, "searched": True})
     for warning in points.warnings:
         warnings.warn(warning, stacklevel=2)
     if risk is not None:
-        context = CalibrationContext(network, method, data, searched=searched)
+        context = CalibrationContext(network, method, data, searched=searched, closed_exits=closed_exits)
         proven = prove_risk(context, context.record() if method.replays else None, risk, confidence)
         if proven.settings == asdict(method.settings()):
             full = f"no cheaper setting could be shown to stay within a risk of {risk}: using the full model"
@@ -171,6 +177,7 @@ def search_run(
     report_scoring: ReportScoring = lambda done, total: None,
     loss_confidence: float = CONFIDENCE,
     force: bool = False,
+    closed_exits: frozenset[int] = frozenset(),
 ) -> OperatingPoints:
     """Search a run's lengths (and exits) and write its points.json; guarantees of the old points are dropped."""
     if not force:
@@ -182,7 +189,10 @@ def search_run(
     rows_fingerprint, recipe = fingerprint(source, rows), folders.read_recipe(run)
     warn_of_training_rows(recipe, rows_fingerprint, source, None)
     data = Data(rows, predictor.prepare(rows, source))
-    context = CalibrationContext(predictor.network, method, data, loss_confidence=loss_confidence)
+    check_closed_exits(predictor.network, method, closed_exits)
+    context = CalibrationContext(
+        predictor.network, method, data, loss_confidence=loss_confidence, closed_exits=closed_exits
+    )
     name = "/".join(Path(source).parts[-2:])
     points = find_length_points(context, request, Path(run), name, rows_fingerprint, report, report_scoring)
     points = distrust_training_rows(points, run, recipe, task, rows)

@@ -92,6 +92,7 @@ class TrainRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
     new_model: NewModel | None = None
+    metric: str | None = None  # None: the task's first
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def train(
     out: str | Path,
     task: str | None = None,
     method: str | None = None,
+    metric: str | None = None,
     dev: str | Path | None = None,
     dev_split: float = 0.1,
     init: str | Path | None = None,
@@ -146,7 +148,10 @@ def train(
         train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
         out: where the run folder is written.
         task: classification, regression, tagging, question_answering, masked_lm or translation.
-        method: a method by name, "full" (plain fine-tuning) by default; or two in one, "length_adaptive+branchynet".
+        method: a method by name ("full" is plain fine-tuning); or two in one, "length_adaptive+branchynet". By default
+            "auto": the one that did best on rows like these (docs/choosing.md); the run folder names it.
+        metric: what epochs and operating points are chosen by; of classification "accuracy" (the default), "f1" or
+            "matthews". Only losses of accuracy are bounded; those of the others are estimates.
         dev: rows to choose epochs and operating points on.
         dev_split: the share of the training rows that is held out when there is no `dev`.
         init: a run folder of the same task whose fine-tuned weights to start from.
@@ -176,7 +181,7 @@ def train(
     if recipe:
         plan = recipes.load_recipe(recipe).override(given, options or {})
     else:
-        plan = recipes.Recipe(**{"method": "full", **given}, options=options or {})
+        plan = recipes.Recipe(**{"method": methods.AUTO, **given}, options=options or {})
     schedule = Schedule(
         plan.epochs,
         plan.batch_size,
@@ -202,6 +207,7 @@ def train(
         options=plan.options,
         schedule=schedule,
         new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
+        metric=metric,
     )
     return run_training(request, force, listener)
 
@@ -266,7 +272,7 @@ def read_training_rows(request: TrainRequest) -> TrainingRows:
     kind, rows = tasks.get(request.task), reading.read_rows(request.train, columns=request.columns, limit=request.limit)
     if request.init and kind.target and all(row.get(kind.target) is None for row in rows):
         return _unlabelled(request, kind, rows)
-    task, mark = kind.from_rows(rows, request.train), reading.fingerprint(request.train, rows)
+    task, mark = _with_metric(request, kind.from_rows(rows, request.train)), reading.fingerprint(request.train, rows)
     if request.dev is not None:
         dev = reading.read_rows(request.dev, columns=request.columns)
         task.check_rows(dev, request.dev)
@@ -281,9 +287,13 @@ def read_training_rows(request: TrainRequest) -> TrainingRows:
     return TrainingRows(task, [rows[i] for i in order[held:]], [rows[i] for i in order[:held]], name, mark)
 
 
+def _with_metric(request: TrainRequest, task: Task) -> Task:
+    return task if request.metric is None else task.with_metric(request.metric)
+
+
 def _unlabelled(request: TrainRequest, kind: type[Task], rows: list[dict[str, Any]]) -> TrainingRows:
     """Check rows without labels, on which the predictions of an earlier run are learned; the task is that run's."""
-    task = folders.task_from_description(folders.read_description(request.init or ""))
+    task = _with_metric(request, folders.task_from_description(folders.read_description(request.init or "")))
     if not isinstance(task, kind) or request.dev is None:
         given = f"rows without {kind.target!r} in {request.train}" + (" and no --dev" if request.dev is None else "")
         raise OfframpError("to train without labels", given, "give labelled rows with --dev, and the task of --init")
@@ -297,13 +307,17 @@ def run_training(
     request: TrainRequest, force: bool = False, listener: TrainingListener = lambda **_: None
 ) -> TrainedRun:
     """Train a method and write its run folder; a request that was interrupted is continued."""
-    method = methods.get(request.method)
-    options = methods.configure(method.options, dict(request.options), method.name)
+    if request.method != methods.AUTO:
+        _configured(request)  # refused before any rows are read
     check_output_free(Path(request.out), force)
     check_not_input(request.out, request.train, request.dev, request.init, request.model)
     _check_init(request)
-    rows = read_training_rows(request)
-    recipe = _recipe(request, rows)
+    rows, auto = read_training_rows(request), request.method == methods.AUTO
+    if auto:
+        request, reason = _with_chosen_method(request, rows)
+        listener(chosen_method=request.method, reason=reason)
+    method, options = _configured(request)
+    recipe = {**_recipe(request, rows), **({"auto": reason} if auto else {})}
     if request.init is None and request.new_model is None and (head := trained_head(request.model)) is not None:
         listener(trained_head=head, model=request.model)
     model = build_model(request, method, options, rows)
@@ -340,6 +354,19 @@ def run_training(
             _publish(Path(request.out), partial, model, points, {**recipe, **results}, marks)
         trainer.accelerator.wait_for_everyone()
     return TrainedRun(Path(request.out), model, points, progress.log)
+
+
+def _configured(request: TrainRequest) -> tuple[Method, Any]:
+    """Return the method of a request and its options."""
+    method = methods.get(request.method)
+    return method, methods.configure(method.options, dict(request.options), method.name)
+
+
+def _with_chosen_method(request: TrainRequest, rows: TrainingRows) -> tuple[TrainRequest, str]:
+    """Return the request with the method that suits the rows, and why; options that were given win."""
+    chosen = methods.choose_method(rows.task, rows.train, request.max_length, rows.labelled)
+    options = {**chosen.options, **request.options}
+    return replace(request, method=chosen.method, options=options), chosen.reason
 
 
 def _check_init(request: TrainRequest) -> None:
@@ -436,7 +463,7 @@ def _check_same_task(about: Mapping[str, Any], task: Task, run: str) -> None:
     if not methods.get(about["method"]).hf_equal:
         given = f"{run}, a run of {about['method']!r}, whose full model was never trained"
         raise OfframpError("to start from an earlier run", given, "give a run of another method, e.g. full")
-    differing = [key for key in wanted if trained.get(key) != wanted[key]]
+    differing = [key for key in wanted if key != "metric" and trained.get(key) != wanted[key]]
     if differing:
         listed = "; ".join(f"{key} {str(trained.get(key))[:200]}, here {str(wanted[key])[:200]}" for key in differing)
         raise OfframpError(
@@ -457,8 +484,9 @@ def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
     recipe = asdict(replace(named, **_names_only(request)))
     recipe["schedule"].pop("save_seconds")  # neither changes the result
     recipe.pop("out")
-    if request.new_model is None:
-        recipe.pop("new_model")
+    for name in ("new_model", "metric"):
+        if recipe[name] is None:
+            recipe.pop(name)
     train, dev = reading.fingerprint(request.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
     return {**recipe, **marks, "offramp": __version__}

@@ -93,7 +93,7 @@ def method_serves(method: str, data: DataSet) -> bool:
     """Return whether a method can be trained for the task of a data set."""
     if method == TFIDF:
         return data.task == "classification"
-    return methods.get(method).serves(tasks.get(data.task))
+    return method == methods.AUTO or methods.get(method).serves(tasks.get(data.task))
 
 
 def parse_methods(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -104,7 +104,7 @@ def parse_methods(text: str) -> list[tuple[str, dict[str, str]]]:
     chosen: list[tuple[str, dict[str, str]]] = []
     for item in dict.fromkeys(listed):
         name, _, options = item.partition(":")
-        if name != TFIDF:
+        if name not in (TFIDF, methods.AUTO):
             methods.get(name)  # refuses an unknown name
         chosen.append((name, dict(pair.partition("=")[::2] for pair in options.split("+") if pair)))
     return chosen

@@ -1,7 +1,8 @@
 """Methods, one class in one file or package each; the folder is the list.
 
 `names()` lists the files (those that begin with an underscore are shared parts), `get(name)` returns an instance of the
-one `Method` that the file defines, and `get("length+depth")` a pair of two. Nothing else in the package names a method.
+one `Method` that the file defines, and `get("length+depth")` a pair of two. Nothing else in the package names a method,
+except `_auto.py`, which chooses one for given rows.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from itertools import product
 
 from offramp import tasks
 from offramp.errors import OfframpError
+from offramp.methods._auto import AUTO, ChosenMethod, choose_method
 from offramp.methods._base import DepthMethod, LengthMethod, Method, PairMethod
 from offramp.methods._configure import configure
 from offramp.tasks import Task
 
 __all__ = [
+    "AUTO",
+    "ChosenMethod",
     "DepthMethod",
     "LengthMethod",
     "Method",
     "PairMethod",
     "check_serves",
+    "choose_method",
     "configure",
     "get",
     "names",

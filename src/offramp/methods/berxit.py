@@ -8,7 +8,9 @@ Modifications (ours, not the paper's or its code's):
 - the unit reads pooled states (mean, or mean and maximum), detached (in the code its loss also trains the backbone);
 - its squared error is added in the steps that train all exits;
 - alternation restarts with every epoch, as in the code; the sum over exits includes the last one, as in the paper;
-- `weights=index` gives later exits more weight, with the same total.
+- `weights=index` gives later exits more weight, with the same total;
+- an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`). The unit that decides reads states
+  only. `exit0=false` is without it.
 
 Relations: BranchyNet with another schedule and a learned rule. With PABEE, the exit method that also serves regression.
 """

@@ -4,7 +4,9 @@ What it does: an exit head after every layer (and on the embeddings), all traine
 losses; at run time a row exits at the first exit whose entropy is below the threshold.
 
 Modifications (ours, not the paper's): Transformer encoders instead of convolutional networks; weights are i/Σi by
-default instead of 1; the last exit is never compared with a threshold; exit 0, on the embeddings.
+default instead of 1; the last exit is never compared with a threshold; an exit 0 on the embeddings, whose head also
+reads a bag of words (`bag_of_words`): where single words tell the answer, the cheapest points are its own.
+`exit0=false` is without it.
 
 Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep compares confidence instead of entropy.
 """

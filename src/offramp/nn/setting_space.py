@@ -27,6 +27,7 @@ class ThresholdSpace:
     # settings of a network to try besides the grid
     extra_settings: Callable[[Network], list[dict[str, Any]]] | None = None
     per_exit: bool = True  # where settings replay: calibration may also choose a threshold for every exit
+    per_layer: str = ""  # where they do not: the setting with a number for every layer, which calibration searches
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,12 @@ class Task(ABC):
     def metric(self) -> str:
         """The key of `metrics` that chooses the best checkpoint."""
 
+    def with_metric(self, name: str) -> Task:
+        """Return the task with another of its metrics to choose epochs and operating points by."""
+        if name != self.metric:
+            raise OfframpError(f"a metric of the task {self.name!r}", repr(name), f"use {self.metric}")
+        return self
+
     @property
     @abstractmethod
     def outputs(self) -> int:

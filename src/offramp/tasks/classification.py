@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Label = str | int | bool
+ACCURACY = "accuracy"
+METRICS = (ACCURACY, "f1", "matthews")
 
 
 @dataclass(frozen=True)
 class ClassificationTask(_texts.TextTask):
-    """Classes in the order of the logits; `texts` are the columns that are read."""
+    """Classes in the order of the logits; `texts` are the columns that are read, `chosen_by` is the metric."""
 
     labels: tuple[Label, ...]
     texts: tuple[str, ...] = _texts.SINGLE
+    chosen_by: str = ACCURACY
 
     name: ClassVar[str] = "classification"
-    metric: ClassVar[str] = "accuracy"
     disagreement_is_binary: ClassVar[bool] = True
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
 
@@ -57,6 +59,15 @@ class ClassificationTask(_texts.TextTask):
                 )
 
     @property
+    def metric(self) -> str:
+        return self.chosen_by
+
+    def with_metric(self, name: str) -> Self:
+        if name not in METRICS:
+            raise OfframpError(f"a metric of the task {self.name!r}", repr(name), f"use one of: {', '.join(METRICS)}")
+        return replace(self, chosen_by=name)
+
+    @property
     def outputs(self) -> int:
         return len(self.labels)
 
@@ -64,11 +75,12 @@ class ClassificationTask(_texts.TextTask):
         return _texts.label_config([str(label) for label in self.labels], "single_label_classification")
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
+        content = {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
+        return content if self.metric == ACCURACY else {**content, "metric": self.metric}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        return cls(tuple(content["labels"]), tuple(content["texts"]))
+        return cls(tuple(content["labels"]), tuple(content["texts"]), content.get("metric", ACCURACY))
 
     def with_model_labels(self, names: Sequence[str]) -> Self | None:
         order = _texts.label_order(self.labels, names)
@@ -109,16 +121,19 @@ class ClassificationTask(_texts.TextTask):
         return [float(a["label"] != b["label"]) for a, b in zip(predictions, full, strict=True)]
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
-        """Return accuracy and F1: of the second label when there are two, else the mean over labels (macro)."""
+        """Return accuracy, Matthews correlation, and F1: of the second label of two, else the mean over labels."""
         from sklearn.metrics import accuracy_score, f1_score
 
         true = [self._index[row["label"]] for row in rows]
         predicted = [self._index[prediction["label"]] for prediction in predictions]
         average = "binary" if self.outputs == 2 else "macro"
         f1 = f1_score(true, predicted, average=average, zero_division=0.0)
-        return {"accuracy": float(accuracy_score(true, predicted)), "f1": float(f1)}
+        accuracy = float(accuracy_score(true, predicted))
+        return {ACCURACY: accuracy, "f1": float(f1), "matthews": matthews_correlation(true, predicted, self.outputs)}
 
-    def row_scores(self, rows: Rows, predictions: Sequence[Row]) -> list[float]:
+    def row_scores(self, rows: Rows, predictions: Sequence[Row]) -> list[float] | None:
+        if self.metric != ACCURACY:
+            return None
         both = zip(rows, predictions, strict=True)
         return [float(self._index[row["label"]] == self._index[prediction["label"]]) for row, prediction in both]
 
@@ -137,6 +152,19 @@ class ClassificationTask(_texts.TextTask):
                 index_of[int(label)] = index
             index_of[str(label)] = index
         return {**index_of, **numbered}
+
+
+def matthews_correlation(true: Sequence[int], predicted: Sequence[int], classes: int) -> float:
+    """Return the Matthews correlation, of more than two classes its generalisation; 0 where it is not defined.
+
+    It is CoLA's metric: a model that always gives one class has 0, however frequent that class is.
+    """
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (true, predicted), 1.0)
+    of_true, of_predicted, rows = counts.sum(1), counts.sum(0), counts.sum()
+    covariance = counts.trace() * rows - of_true @ of_predicted
+    variances = (rows**2 - of_true @ of_true) * (rows**2 - of_predicted @ of_predicted)
+    return float(covariance / np.sqrt(variances)) if variances > 0.0 else 0.0
 
 
 def _labels_of(rows: Rows, source: str) -> tuple[Label, ...]:

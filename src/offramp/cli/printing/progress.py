@@ -111,6 +111,8 @@ class TrainingDisplay:
             self._advance(news)
         elif "resuming" in news:
             print_note(f"going on with the unfinished run beside {news['resuming']}")
+        elif "chosen_method" in news:
+            print_note(f"method {news['chosen_method']}: {news['reason']}; --method full is plain fine-tuning")
         elif "trained_head" in news:
             kept = "`offramp attach` gives it exits and keeps its answers"
             print_note(f"{news['model']} is fine-tuned already ({news['trained_head']}) and is trained on; {kept}")

