@@ -32,6 +32,7 @@ NO_EXITS = {  # they drop tokens, or parts of the model
     "tr_bert",
     "truncate",
 }
+FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"depth_adaptive": {"tied": True}}  # of version 0.1.0, changed since
 INITIAL = json.loads((HOME / "initial_weights.json").read_text(encoding="utf-8"))
 
 
@@ -100,7 +101,8 @@ def initial_weights(method: str, task: str, options: Mapping[str, Any], seed: in
     source = str(base / ("tiny.json" if task == "translation" else "tiny-bert"))
     name = format1.TASKS.get(task, task)
     request = train.TrainRequest(source, rows, "out", name, method, dev=rows, schedule=Schedule(seed=seed))
-    known, named = methods.get(method), {format1.OPTIONS.get(name, name): value for name, value in options.items()}
+    former = {**FORMER_DEFAULTS.get(method, {}), **options}
+    known, named = methods.get(method), {format1.OPTIONS.get(name, name): value for name, value in former.items()}
     training_rows = train.read_training_rows(request)
     built = train.build_model(request, known, methods.configure(known.options, named, method), training_rows)
     return Initial(list(built.network.hf.state_dict().values()), list(built.network.added.state_dict().values()))

@@ -54,7 +54,7 @@ COLOURS = ("#2f6db3", "#d1495b", "#3a9d5d", "#8e6bbf", "#e09f3e", "#444444")
 SHAPE = {
     "model_type": "marian",
     "d_model": 256,
-    "encoder_layers": 3,
+    "encoder_layers": 6,
     "decoder_layers": 6,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
@@ -63,7 +63,7 @@ SHAPE = {
     "max_position_embeddings": 128,
     "vocab_size": 4000,
     "scale_embedding": True,
-    "dropout": 0.1,
+    "dropout": 0.2,
     "activation_function": "relu",
     "init_std": 0.03,
 }
@@ -242,18 +242,18 @@ def print_plan(options: argparse.Namespace) -> None:
     for blocks in range(1, 7):
         write_json(out / f"marian-{blocks}.json", {**shape, "decoder_layers": blocks})
     rows = f"--train {data}/train.jsonl.gz --dev {data}/dev.jsonl.gz"
-    common = f"offramp train --task translation {rows} --batch-size 128"
-    first = f"{common} --lr 1e-3 --epochs {options.epochs}"
+    common = f"offramp train --task translation {rows} --batch-size {options.batch_size} --precision bf16"
+    first = f"{common} --lr 1e-3 --epochs {options.epochs} --snapshots 4"
     six_blocks = f"{first} --model {out}/marian-6.json --method depth_adaptive"
     print(f"{six_blocks} --set form=threshold --out {out}/aligned")
     then = f"{common} --lr 3e-4 --epochs {options.then} --model {out}/marian-6.json --method depth_adaptive"
     then += f" --init {out}/aligned"
     for name, sets in {
-        "geometric": "form=geometric alpha=0.1 penalty=0.1",
-        "multinomial": "form=multinomial alpha=0.1 penalty=0.1",
+        "geometric": "form=geometric alpha=0.1",
+        "multinomial": "form=multinomial alpha=0.1",
         "sequence": "form=sequence alpha=0.1 penalty=0.5",
-        "geometric-likelihood": "form=geometric oracle=likelihood alpha=0.1 penalty=0.1",
-        "geometric-sigma1": "form=geometric alpha=0.1 penalty=0.1 sigma=1",
+        "geometric-correctness": "form=geometric oracle=correctness alpha=0.1",
+        "geometric-correctness-sigma1": "form=geometric oracle=correctness sigma=1 alpha=0.1",
         "geometric-lambda0.01": "form=geometric alpha=0.1 penalty=0.01",
     }.items():
         print(f"{then} {' '.join(f'--set {one}' for one in sets.split())} --out {out}/{name}")
@@ -304,7 +304,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json")
     parser.add_argument("--png")
     parser.add_argument("--out", default="runs/nmt")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=64, help="plan: pairs of mean length in a batch")
     parser.add_argument("--width", type=int, default=SHAPE["d_model"], help="plan: the model's width")
     parser.add_argument("--vocabulary", type=int, default=SHAPE["vocab_size"], help="plan: pieces to learn")
     parser.add_argument("--then", type=int, default=4, help="epochs of the second stage")

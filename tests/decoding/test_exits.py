@@ -115,7 +115,7 @@ def test_exits_with_their_own_vocabularies_differ_from_tied_exits() -> None:
     together, _ = decode(net, settings)
     assert [decode(net, settings, [source])[0][0] for source in SOURCES] == together
     untied, _ = decode(net, DecoderSettings(depth=1))
-    tied, _ = decode(form_network("geometric"), DecoderSettings(depth=1))
+    tied, _ = decode(form_network("geometric", tied=True), DecoderSettings(depth=1))
     assert [one.pieces for one in untied] != [one.pieces for one in tied]
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from offramp import tasks
+from offramp import engines, tasks
 from offramp.core.packed import pack
 from offramp.data.tokenization import Encoded
 from offramp.decoding.decoder import decoder_of, vocabulary_heads
-from offramp.decoding.exits import DecoderOptions
+from offramp.decoding.exits import DecoderOptions, DecoderSettings, decoder_policy
 from offramp.decoding.teacher_forcing import encode_source, teacher_force
 from offramp.decoding.training import AlignedStage, HaltingStage, MixedStage, decoder_stages, score_exits
+from offramp.decoding.translate import translate_encoded
 from offramp.nn.batches import Batch, Data, epoch_batches
 from offramp.nn.exit_oracles import correctness_oracle, geometric_loss
 from offramp.nn.network import Network
@@ -70,7 +72,7 @@ def test_bfloat16_changes_the_loss_by_less_than_two_percent(backbone: str) -> No
 
 
 def test_mixed_loss_is_taken_at_the_drawn_exits_from_copied_states() -> None:
-    net, batch = factories.translation_network(form="threshold"), translation_batch()
+    net, batch = factories.translation_network(form="threshold", tied=True), translation_batch()
     stage = MixedStage(net, weights=(0.25,) * 4, smoothing=0.0, samples=2)
     torch.manual_seed(5)
     loss = loss_of(stage, batch)
@@ -107,7 +109,7 @@ def test_scores_of_untied_vocabularies_come_in_the_order_of_tokens() -> None:
 
 def test_halting_loss_is_the_cross_entropy_against_the_oracle() -> None:
     net, batch = factories.translation_network(), translation_batch()
-    first, second = decoder_stages(net, DecoderOptions(alpha=0.5, smoothing=0.0))
+    first, second = decoder_stages(net, DecoderOptions(alpha=0.5, smoothing=0.0, oracle="correctness"))
     with torch.no_grad():
         forced = teacher_force(net, batch, encode_source(net, batch))
         scores = score_exits(net, forced, 0.0, range(1, 5))
@@ -135,6 +137,33 @@ def test_gradients_reach_exactly_the_declared_parameters(form: Any, training: An
         reached = {name for name, p in net.named_parameters() if p.grad is not None}
         assert reached == {name for name, _ in stage.trainable()}
         assert any(name.startswith("added.halting_unit") for name in reached) is isinstance(stage, HaltingStage)
+
+
+@pytest.mark.parametrize("form", ["sequence", "multinomial", "geometric"])
+def test_epochs_are_chosen_midway_even_if_the_unit_stops_everything_at_once(form: Any, tmp_path: Path) -> None:
+    net = factories.translation_network(form=form)
+    rows = factories.token_ids(SOURCE_LENGTHS * 4)
+    data = Data(
+        [{}] * len(rows), [Encoded(ids, [0] * len(ids), i, [], [], 0, tuple(ids)) for i, ids in enumerate(rows)]
+    )
+    unit: Any = net.added["halting_unit"]
+    with torch.no_grad():
+        unit.project.bias[0] += 8.0  # stops after the first block, whatever it reads
+    stage = decoder_stages(net, DecoderOptions(form=form))[1]
+    stage.prepare(data, tmp_path)
+    chosen, published = stage.policy(), decoder_policy(net, DecoderSettings(0.5))
+    depths = [
+        translate_encoded(net, engines.make("torch", net.encoder), policy, data.encoded).exit_layer.mean()
+        for policy in (chosen, published)
+    ]
+    assert depths[1] == 1.0 and 1.5 < depths[0] < 3.6
+
+
+def test_exits_of_a_run_with_other_heads_are_trained_anew() -> None:
+    run = {"options": {"training": "aligned", "tied": True}}
+    for tied in (True, False):
+        net = factories.translation_network(form="threshold", tied=tied)
+        assert decoder_stages(net, DecoderOptions(form="threshold", tied=tied))[0].is_done_in(run) is tied
 
 
 def test_a_detached_halting_unit_gives_the_model_no_gradient() -> None:

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from offramp import engines
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
-from offramp.inference.batching import (
-    LARGEST_FACTOR,
-    SMALLEST_SHARE,
-    TYPICAL_LENGTH,
-    batches_by_length,
-    full_macs,
-    per_input_row,
-    run_encoded,
-)
+from offramp.inference.batching import full_macs, per_input_row, run_encoded
+from offramp.nn.batches import LARGEST_FACTOR, SMALLEST_SHARE, TYPICAL_LENGTH, batches_by_length
 from offramp.nn.outputs import RunOutput
 from tests import factories
 

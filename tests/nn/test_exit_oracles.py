@@ -38,6 +38,15 @@ def test_correctness_oracle_equals_the_computation_by_hand() -> None:
     assert oracles.correctness_oracle(right, lengths, penalty=0.1, sigma=4.0).tolist() == [2, 2, 2, 1]
 
 
+@pytest.mark.parametrize("sigma", [0.0, 4.0])
+def test_what_no_exit_gets_right_is_labelled_with_the_last_exit(sigma: float) -> None:
+    right = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 1, 1]], dtype=torch.bool)
+    found = oracles.correctness_oracle(right, torch.tensor([3]), 0.1, sigma)
+    assert found.tolist() == [2, 0, 0]
+    as_published = oracles.correctness_oracle(right, torch.tensor([3]), 0.1, sigma, "first")
+    assert as_published.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 3.0, 1000.0])
 def test_smooth_over_neighbours_equals_the_formula_within_rows(sigma: float) -> None:
     torch.manual_seed(0)

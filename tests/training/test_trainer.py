@@ -17,6 +17,7 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.inference.batching import score_policy
 from offramp.nn.network import Network, bare_network
+from offramp.training import checkpoint
 from offramp.training.schedule import Schedule
 from offramp.training.trainer import TrainingInterrupted
 from tests import factories
@@ -67,6 +68,24 @@ def test_fit_keeps_the_best_epoch(base: str, tmp_path: Path) -> None:
     best = max(range(FAST.epochs), key=lambda epoch: (scores[epoch], epoch))
     assert all(torch.equal(p, weights[best][name]) for name, p in net.named_parameters())
     assert [entry["epoch"] for entry in progress.log] == [1, 2, 3]
+
+
+def test_snapshots_hold_the_weights_after_equal_parts_of_a_stage(base: str, tmp_path: Path) -> None:
+    net, stages, rows, dev = factories.training_setup(base)
+    seen: dict[str, dict[str, Tensor]] = {}
+
+    def report(**news: Any) -> None:
+        if "done" in news:
+            seen[checkpoint.snapshot_name(0, news["epoch"])] = copy_parameters(net)
+
+    schedule = replace(FAST, epochs=5, snapshots=2)
+    factories.trainer(net, schedule, tmp_path, report).fit(stages, rows, dev)
+    kept = sorted((tmp_path / checkpoint.SNAPSHOTS).iterdir())
+    assert [path.name for path in kept] == [checkpoint.snapshot_name(0, n) for n in (3, 5)]
+    for path in kept:
+        checkpoint.read_weights(path, net)
+        assert all(torch.equal(p, seen[path.name][name]) for name, p in net.named_parameters())
+    assert [n for n in range(8) if replace(schedule, epochs=8, snapshots=4).keeps_snapshot(n)] == [1, 3, 5, 7]
 
 
 def test_fit_depends_on_the_seed_alone(base: str, tmp_path: Path) -> None:

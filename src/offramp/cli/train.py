@@ -53,6 +53,9 @@ def command(
     seed: Annotated[int, typer.Option(help="seed of all random numbers")] = 42,
     precision: Annotated[str, typer.Option(help="precision of training: auto, bf16 or fp32")] = "auto",
     save_seconds: Annotated[float, typer.Option(help="seconds between checkpoints")] = 120.0,
+    snapshots: Annotated[
+        int, typer.Option(min=0, help="keep the weights so many times in each stage, in the run's folder snapshots")
+    ] = 0,
     recipe: Annotated[str | None, typer.Option(help=RECIPES)] = None,
     column: Columns = None,
     set_: Annotated[
@@ -106,6 +109,7 @@ def command(
             seed=seed,
             precision=precision,  # type: ignore[arg-type]  # checked there
             save_seconds=save_seconds,
+            snapshots=snapshots,
             recipe=recipe,
             columns=key_values(column, "--column"),
             options=key_values(set_, "--set"),

@@ -124,6 +124,7 @@ def train(
     seed: int = 42,
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     save_seconds: float = 120.0,
+    snapshots: int = 0,
     recipe: str | None = None,
     columns: Mapping[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -161,6 +162,7 @@ def train(
         seed: seed of all random numbers.
         precision: of training; "auto" is bf16 where the processor multiplies it natively.
         save_seconds: seconds between checkpoints.
+        snapshots: how many times in each stage the weights are kept in the run's folder `snapshots`; 4: each quarter.
         recipe: published settings by name, "adapler/agnews"; arguments that are given win over it.
         columns: columns of the files by the names that the task expects, e.g. {"text": "sentence"}.
         options: options of the method by name, e.g. {"pool": "mean"}.
@@ -191,6 +193,7 @@ def train(
         seed=seed,
         precision=precision,
         save_seconds=save_seconds,
+        snapshots=snapshots,
     )
     request = TrainRequest(
         model=str(model) if from_scratch else model_source(str(model)),
@@ -482,7 +485,8 @@ def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:
 def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
     named = replace(request, columns=dict(request.columns), options=dict(request.options))
     recipe = asdict(replace(named, **_names_only(request)))
-    recipe["schedule"].pop("save_seconds")  # neither changes the result
+    for name in ("save_seconds", "snapshots"):  # these and the folder do not change the result
+        recipe["schedule"].pop(name)
     recipe.pop("out")
     for name in ("new_model", "metric"):
         if recipe[name] is None:
@@ -518,6 +522,8 @@ def _publish(
         write_training_marks(fresh, marks)
         write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         write_text(fresh / "README.md", render_model_card(model, points, recipe))
+        if (partial / checkpoint.SNAPSHOTS).is_dir():
+            shutil.copytree(partial / checkpoint.SNAPSHOTS, fresh / checkpoint.SNAPSHOTS)
     shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ from offramp.core.policy import Policy
 from offramp.decoding.decoder import decoder_of, halting_unit, vocabulary_heads
 from offramp.decoding.teacher_forcing import TeacherForced
 from offramp.errors import OfframpError
-from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit
+from offramp.nn.exit_oracles import GeometricExitUnit, MultinomialExitUnit, NeverRight
 from offramp.nn.keys import HALTING_UNIT, VOCABULARIES
 from offramp.nn.network import Network
 
@@ -32,7 +32,8 @@ class DecoderOptions:
     """How exits and the units that choose among them are built and trained; fixed once trained."""
 
     form: Literal["multinomial", "geometric", "threshold", "sequence"] = "geometric"  # sequence: decoders only
-    oracle: Literal["correctness", "likelihood"] = "correctness"
+    oracle: Literal["correctness", "likelihood"] = "likelihood"
+    never_right: NeverRight = "last"  # correctness: the exit of what no exit gets right; first: the paper's
     penalty: float = 0.1  # λ: what one more layer must improve
     sigma: float = 0.0  # smoothing over neighbouring tokens; 0: none
     training: Literal["aligned", "mixed"] = "aligned"
@@ -41,7 +42,7 @@ class DecoderOptions:
     detach: bool = False  # the units' loss does not train the model
     together: bool = False  # units learn from the start, in one stage
     weights: Literal["index", "uniform"] = "uniform"
-    tied: bool = True  # decoders: all exits share the model's vocabulary; else each below the last has its own
+    tied: bool = False  # decoders: all exits share the model's vocabulary; else each below the last has its own
     smoothing: float = 0.1  # decoders: label smoothing
     head_lr: float = 2e-3
 
@@ -213,6 +214,25 @@ def first_below(uncertainty: Tensor, thresholds: Tensor) -> Tensor:
     """
     blocks = torch.arange(1, uncertainty.shape[0] + 1, device=uncertainty.device)[:, None]
     return torch.where(uncertainty < thresholds[:, None], blocks, uncertainty.shape[0] + 1).amin(0)
+
+
+def threshold_of_average_exit(uncertainty: Tensor, average: float) -> float:
+    """Return the one threshold for all blocks at which tokens exit, on average, nearest to this block.
+
+    `uncertainty` [blocks − 1, tokens] is that of teacher-forced tokens. The average falls as the threshold rises, so
+    that halving an interval of the values that occur finds it.
+    """
+    values = torch.cat((uncertainty.new_zeros(1), uncertainty.flatten().sort().values, uncertainty.new_ones(1)))
+
+    def average_at(index: int) -> float:
+        limits = values[index].expand(uncertainty.shape[0])
+        return float(first_below(uncertainty, limits).double().mean())
+
+    low, high = 0, len(values) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if average_at(middle) > average else (low, middle)
+    return float(values[min((low, high), key=lambda index: abs(average_at(index) - average))].clamp(0.0, 1.0))
 
 
 def block_uncertainties(network: Network, forced: TeacherForced) -> Tensor:

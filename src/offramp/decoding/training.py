@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,17 @@ from torch import Tensor, nn
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.decoding.decoder import decoder_of, vocabulary_heads
-from offramp.decoding.exits import DecoderOptions, DecoderSettings, SentenceUnit, decoder_policy
+from offramp.decoding.exits import (
+    DecoderOptions,
+    DecoderSettings,
+    SentenceUnit,
+    block_uncertainties,
+    decoder_policy,
+    threshold_of_average_exit,
+)
 from offramp.decoding.teacher_forcing import TeacherForced, encode_source, teacher_force
 from offramp.decoding.vocabulary_loss import vocabulary_loss
-from offramp.nn.batches import Batch
+from offramp.nn.batches import Batch, Data, build_batch
 from offramp.nn.exit_oracles import (
     GeometricExitUnit,
     MultinomialExitUnit,
@@ -32,12 +40,13 @@ from offramp.nn.exit_oracles import (
     row_oracle,
 )
 from offramp.nn.exit_policies import exit_weights
-from offramp.nn.keys import HALTING_UNIT
+from offramp.nn.keys import HALTING_UNIT, VOCABULARIES
 from offramp.nn.network import Network
 from offramp.tasks import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage
 
 LABEL_SMOOTHING = 0.1
+ROWS_FOR_THRESHOLD = 128  # training rows by which the threshold of an epoch's score is found
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,10 @@ class AlignedStage(Stage):
     smoothing: float = LABEL_SMOOTHING
 
     def is_done_in(self, run: Mapping[str, Any]) -> bool:
-        """Return whether a run trained the exits the same way; a plain model has trained its last exit only."""
-        return self.fine_tuning and (self.weights[-1] == 1.0 or run["options"].get("training") == self.name)
+        """Return whether a run trained the same exits the same way; a plain model has trained its last exit only."""
+        same_heads = run["options"].get("tied") == (VOCABULARIES not in self.network.added)
+        same_training = same_heads and run["options"].get("training") == self.name
+        return self.fine_tuning and (self.weights[-1] == 1.0 or same_training)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         fixed = {f"model.{name}" for name in decoder_of(self.network).fixed}
@@ -132,6 +143,12 @@ class HaltingStage(Stage):
 
     before: AlignedStage = field(kw_only=True)
     options: DecoderOptions = field(kw_only=True)
+    rows: Batch | None = None  # by which the threshold of an epoch's score is found
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        step = max(1, len(data.encoded) // ROWS_FOR_THRESHOLD)
+        chosen = range(0, len(data.encoded), step)[:ROWS_FOR_THRESHOLD]
+        self.rows = build_batch(self.network.task, data, chosen, seed=None).to(self.network.device)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         unit = [(n, p) for n, p in self.network.named_parameters() if n.startswith(f"added.{HALTING_UNIT}.")]
@@ -152,9 +169,18 @@ class HaltingStage(Stage):
         return {"loss": loss.detach(), "exit": exit_loss.detach()}
 
     def policy(self) -> Policy:
-        """Return the published rule for dev rows: stop if that is more likely than not, or at the likeliest depth."""
-        block_by_block = isinstance(self.network.added[HALTING_UNIT], GeometricExitUnit)
-        return decoder_policy(self.network, DecoderSettings(0.5) if block_by_block else DecoderSettings(argmax=True))
+        """Return the rule for dev rows: the threshold whose average exit is midway between the first and the last.
+
+        At the published settings (stop if that is more likely than not; the likeliest depth) a unit in training may
+        send nearly all tokens to one exit, and then epochs would be chosen by that exit alone.
+        """
+        assert self.rows is not None
+        self.network.eval()
+        with torch.no_grad():
+            forced = teacher_force(self.network, self.rows, encode_source(self.network, self.rows))
+            uncertainty = block_uncertainties(self.network, forced).float()
+        middle = (1 + self.network.depth) / 2
+        return decoder_policy(self.network, DecoderSettings(threshold_of_average_exit(uncertainty, middle)))
 
     def _exit_loss(self, forced: TeacherForced, scores: ExitScores) -> Tensor:
         o, unit = self.options, self.network.added[HALTING_UNIT]
@@ -164,7 +190,7 @@ class HaltingStage(Stage):
         if isinstance(unit, SentenceUnit):
             return multinomial_loss(unit(forced.source.mean()), row_oracle(values, forced.lengths, o.penalty))
         if o.oracle == "correctness":
-            oracle = correctness_oracle(scores.correct, forced.lengths, o.penalty, o.sigma)
+            oracle = correctness_oracle(scores.correct, forced.lengths, o.penalty, o.sigma, o.never_right)
         else:
             oracle = likelihood_oracle(scores.nll, forced.lengths, o.penalty, o.sigma)
         if isinstance(unit, GeometricExitUnit):

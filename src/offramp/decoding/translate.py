@@ -17,9 +17,10 @@ from offramp.decoding.beam_search import Hypothesis, generate
 from offramp.decoding.cost import decoder_macs, full_decoder_macs
 from offramp.decoding.decoder import decoder_cost, decoder_of, generation_rules, pad_packed, step_decoder
 from offramp.decoding.loop import Decoding
-from offramp.nn.batches import pack_rows
+from offramp.nn.batches import batches_by_length, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
+from offramp.utils.progress import report_progress
 
 
 class _EncoderStates:
@@ -50,18 +51,22 @@ def length_limit(source_tokens: int, positions: int) -> int:
 def translate_encoded(
     network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded], batch_size: int = 32
 ) -> RunOutput:
-    """Translate rows in batches sorted by length; results come in the order of `encoded`."""
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+    """Translate rows in batches of similar length with as many source tokens each; results come in the order given.
+
+    Words of a batch wait for the deepest of them, so that exits save the more time the larger the batch is.
+    """
     hypotheses: list[Hypothesis] = [Hypothesis()] * len(encoded)
     macs, full, kept = (np.zeros(len(encoded)) for _ in range(3))
-    for start in range(0, len(order), batch_size):
-        index = order[start : start + batch_size]
+    done = 0
+    for index in batches_by_length([len(e.ids) for e in encoded], batch_size):
         packed = pack_rows(network.task, [encoded[i] for i in index]).to(network.device)
         with torch.inference_mode():
             found, costs = translate_packed(network, engine, policy, packed)
         for i, hypothesis in zip(index, found, strict=True):
             hypotheses[i] = hypothesis
         macs[index], full[index], kept[index] = costs
+        done += len(index)
+        report_progress(done, len(encoded))
     answers = [np.stack((one.pieces, one.exits), axis=1) for one in hypotheses]
     layers = np.array([np.mean(one.exits) for one in hypotheses])
     return RunOutput(answers, layers, macs, kept, full_macs=full)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.decoding.translate import translate_encoded
-from offramp.nn.batches import Data, build_batch, pack_rows
+from offramp.nn.batches import Data, batches_by_length, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 from offramp.utils.progress import report_progress
@@ -30,9 +30,6 @@ __all__ = [
     "score_for_training",
     "score_policy",
 ]
-TYPICAL_LENGTH = 64  # tokens of a row that batch sizes assume
-LARGEST_FACTOR = 8  # how many times more rows a batch of short rows may have
-SMALLEST_SHARE = 0.25  # of the full model's work that a row counts as at least, which bounds the tokens of a batch
 VOCABULARY_BATCH = 8  # rows in a batch if every token's output is a whole vocabulary
 
 
@@ -85,29 +82,6 @@ def run_encoded(
         done += len(index)
         report_progress(done, len(encoded))
     return RunOutput(logits, exit_layer, macs, tokens_kept, fed)
-
-
-def batches_by_length(
-    lengths: Sequence[int], batch_size: int, expected_share: Callable[[int], float] | None = None
-) -> Iterator[list[int]]:
-    """Yield the indices of rows to run together, shortest first.
-
-    A batch has as many tokens as `batch_size` rows of `TYPICAL_LENGTH`, so short rows come in larger batches
-    (`LARGEST_FACTOR` times as many rows at most) and long ones in smaller; 1 is one row at a time. With an
-    `expected_share` of the full model's work by length, tokens count by the work that they are predicted to take.
-    """
-    most_rows = batch_size * LARGEST_FACTOR if batch_size > 1 else 1
-    index: list[int] = []
-    work = 0.0
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        own = lengths[i] * (1.0 if expected_share is None else max(SMALLEST_SHARE, expected_share(lengths[i])))
-        work += own
-        if index and (len(index) == most_rows or work > batch_size * TYPICAL_LENGTH):
-            yield index
-            index, work = [], own
-        index.append(i)
-    if index:
-        yield index
 
 
 def score_policy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from offramp.core.packed import Packed, joined, pack
 from offramp.data.tokenization import Encoded
 from offramp.tasks import Task
 
+TYPICAL_LENGTH = 64  # tokens of a row that batch sizes assume
+LARGEST_FACTOR = 8  # how many times more rows a batch of short rows may have
+SMALLEST_SHARE = 0.25  # of the full model's work that a row counts as at least, which bounds the tokens of a batch
 FOLDS = 4  # of the training rows: what is fitted to rows and then learned from is fitted without a row's own fold
 
 
@@ -95,6 +98,29 @@ def epoch_batches(task: Task, data: Data, size: int, seed: int) -> list[list[int
             groups.append([])
         groups[-1].append(row)
     return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, expected_share: Callable[[int], float] | None = None
+) -> Iterator[list[int]]:
+    """Yield the indices of rows to run together, shortest first.
+
+    A batch has as many tokens as `batch_size` rows of `TYPICAL_LENGTH`, so short rows come in larger batches
+    (`LARGEST_FACTOR` times as many rows at most) and long ones in smaller; 1 is one row at a time. With an
+    `expected_share` of the full model's work by length, tokens count by the work that they are predicted to take.
+    """
+    most_rows = batch_size * LARGEST_FACTOR if batch_size > 1 else 1
+    index: list[int] = []
+    work = 0.0
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        own = lengths[i] * (1.0 if expected_share is None else max(SMALLEST_SHARE, expected_share(lengths[i])))
+        work += own
+        if index and (len(index) == most_rows or work > batch_size * TYPICAL_LENGTH):
+            yield index
+            index, work = [], own
+        index.append(i)
+    if index:
+        yield index
 
 
 def _with_word_columns(packed: Packed, task: Task, encoded: Sequence[Encoded]) -> Packed:

@@ -3,7 +3,9 @@
 Tokens are packed, row after row; an exit is named by its index 0…E−1 among the exits that may be chosen. The oracle's
 exit is argmax over n of value_n − λn, where a value is a log-likelihood (minus the loss) or correctness (1 right, 0
 wrong), for single tokens smoothed over their neighbours with κ = exp(−|t − t′|² / σ), for rows summed. (The paper
-prints C_t in the sum of smoothed correctness where it means C_t′.) Of equals the earliest exit is chosen.
+prints C_t in the sum of smoothed correctness where it means C_t′.) Of equals the earliest exit is chosen. What no exit
+gets right is labelled with the last exit: by the formula alone it would be the first, and as long as a model is wrong
+on many tokens, units that learn this stop everything at once.
 
 Three forms of the exit distribution q: multinomial (one softmax over exits, read early), geometric-like (at every exit
 a sigmoid decides between stopping and going on: stick breaking), threshold (the exit's own confidence, nothing is
@@ -13,6 +15,7 @@ learned). Both learned forms are trained by cross-entropy against the oracle's e
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 from offramp.core.cost import HeadCost
 
+NeverRight = Literal["last", "first"]
 NEGLIGIBLE = 1e-6  # neighbours whose weight κ is below this are left out
 
 
@@ -28,9 +32,20 @@ def likelihood_oracle(losses: Tensor, lengths: Tensor, penalty: float, sigma: fl
     return best_exit(smooth_over_neighbours(-losses.float(), lengths, sigma), penalty)
 
 
-def correctness_oracle(right: Tensor, lengths: Tensor, penalty: float, sigma: float = 0.0) -> Tensor:
+def correctness_oracle(
+    right: Tensor, lengths: Tensor, penalty: float, sigma: float = 0.0, never_right: NeverRight = "last"
+) -> Tensor:
     """Return the exit of each token by whether every exit is right: [exits, tokens] → exits [tokens]."""
-    return best_exit(smooth_over_neighbours(right.float(), lengths, sigma), penalty)
+    exits = best_exit(smooth_over_neighbours(right.float(), lengths, sigma), penalty)
+    return label_never_right(exits, right, never_right)
+
+
+def label_never_right(exits: Tensor, right: Tensor, never_right: NeverRight = "last") -> Tensor:
+    """Return exits [n] in which those of tokens or rows that no exit gets right (`right` [exits, n]) are the last.
+
+    With `never_right="first"` they stay as the formula has them.
+    """
+    return exits if never_right == "first" else torch.where((right > 0).any(0), exits, right.shape[0] - 1)
 
 
 def row_oracle(values: Tensor, lengths: Tensor, penalty: float) -> Tensor:

@@ -23,6 +23,7 @@ from offramp.nn.network import Network
 from offramp.utils.files import atomic_replace
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
+SNAPSHOTS = "snapshots"  # folder of weights in the middle of training, which are kept on request
 
 
 @dataclass
@@ -59,6 +60,11 @@ def write_weights(path: Path, network: Network) -> None:
     tensors = {k: v.contiguous() for k, v in network_weights(network).items()}
     with atomic_replace(path) as temporary:
         save_file(tensors, temporary)
+
+
+def snapshot_name(stage: int, epochs: int) -> str:
+    """Return the file name of the weights after so many epochs of a stage (from 0); names sort by time."""
+    return f"stage-{stage}-epoch-{epochs:04d}.safetensors"
 
 
 def read_weights(path: Path, network: Network) -> None:

@@ -23,6 +23,7 @@ class Schedule:
     seed: int = 42
     precision: str = "auto"  # auto, bf16 or fp32
     save_seconds: float = 120.0
+    snapshots: int = 0  # how many times in each stage the weights are kept beside the run
 
     def __post_init__(self) -> None:
         for name, valid, fix in (
@@ -30,11 +31,16 @@ class Schedule:
             ("batch_size", self.batch_size >= 1, "1 or more"),
             ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
             ("seed", isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}"),
+            ("snapshots", self.snapshots >= 0, "0 (none) or more, e.g. 4: after every quarter of a stage"),
             ("precision", self.precision in PRECISIONS, f"one of: {', '.join(PRECISIONS)}"),
         ):
             if not valid:
                 given = f"--{name.replace('_', '-')} {getattr(self, name)}"
                 raise OfframpError("a training schedule", given, f"give {fix}")
+
+    def keeps_snapshot(self, epoch: int) -> bool:
+        """Return whether the weights after this epoch (from 0) are kept: the first that ends one of equal parts."""
+        return (epoch + 1) * self.snapshots // self.epochs > epoch * self.snapshots // self.epochs
 
     def rate(self, step: int, total: int) -> float:
         """Return the factor of the learning rate at a step: linear warm-up, then linear decay to zero."""

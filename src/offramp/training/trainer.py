@@ -193,6 +193,9 @@ class Trainer:
         progress.log.append(entry)
         if self.accelerator.is_main_process and stage.best_epoch(progress.history) == len(progress.history) - 1:
             checkpoint.write_weights(best, self.network)
+        if self.accelerator.is_main_process and self.schedule.keeps_snapshot(progress.epoch):
+            name = checkpoint.snapshot_name(progress.stage, progress.epoch + 1)
+            checkpoint.write_weights(self.folder / checkpoint.SNAPSHOTS / name, self.network)
         with self._autocast():
             stage.end_epoch(progress.history)
         self.report(**entry, done=True)

@@ -11,7 +11,10 @@ tagger has its own, and a halted word is copied upward. `form=multinomial` is th
 
 Modifications (ours, not the paper's):
 - encoders too, with a unit of its own at every exit;
-- the last exit is the model's own head, which in decoders all exits share unless `tied=false`;
+- the last exit is the model's own head, which in decoders all exits share with `tied=true` (the paper's WMT models);
+- the oracle is the likelihood one by default, and the correctness oracle labels what no exit gets right with the last
+  exit (`never_right=first` is the paper's): otherwise a model that is often wrong learns to stop everything at once;
+- epochs are chosen at the threshold whose average exit is midway, not at the paper's setting;
 - α, which the paper does not state, is 1;
 - every form has a setting: stop where the uncertainty is below the threshold. The uncertainty is 1 − χ for `geometric`
   (0.5 is the paper's setting); the probability of needing more layers for `multinomial` and `sequence` (`argmax=true`

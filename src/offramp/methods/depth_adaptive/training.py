@@ -14,7 +14,15 @@ from offramp.core.packed import Packed
 from offramp.methods.depth_adaptive.options import DepthAdaptiveOptions
 from offramp.methods.depth_adaptive.units import HaltingUnits, halting_units
 from offramp.nn.batches import Batch
-from offramp.nn.exit_oracles import best_exit, geometric_loss, multinomial_loss, smooth_over_neighbours
+from offramp.nn.exit_oracles import (
+    NeverRight,
+    best_exit,
+    correctness_oracle,
+    geometric_loss,
+    label_never_right,
+    likelihood_oracle,
+    multinomial_loss,
+)
 from offramp.nn.exit_policies import exit_weights
 from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
@@ -30,6 +38,7 @@ class Oracle(NamedTuple):
     kind: Literal["correctness", "likelihood"]
     penalty: float  # λ
     sigma: float
+    never_right: NeverRight = "last"
 
 
 class ExitPass(NamedTuple):
@@ -102,18 +111,18 @@ def oracle_exits(network: Network, output: ExitPass, oracle: Oracle, by_word: bo
     task, by_likelihood = network.task, oracle.kind == "likelihood"
     if not by_word:
         if by_likelihood:
-            values = torch.stack([-task.loss(logits, targets, lengths, "rows") for logits in output.logits])
-        else:
-            values = torch.stack([1.0 - task.example_error(logits, targets, lengths) for logits in output.logits])
-        return best_exit(values, oracle.penalty)
+            losses = torch.stack([task.loss(logits, targets, lengths, "rows") for logits in output.logits])
+            return best_exit(-losses, oracle.penalty)
+        right = torch.stack([1.0 - task.example_error(logits, targets, lengths) for logits in output.logits])
+        return label_never_right(best_exit(right, oracle.penalty), right, oracle.never_right)
     words = targets != IGNORED_TARGET
     word_logits, word_targets = [logits[words].float() for logits in output.logits], targets[words]
-    if by_likelihood:
-        values = torch.stack([-F.cross_entropy(logits, word_targets, reduction="none") for logits in word_logits])
-    else:
-        values = torch.stack([(logits.argmax(1) == word_targets).float() for logits in word_logits])
     counts = torch.bincount(output.batch.packed.row_of_token[words], minlength=len(lengths))
-    return best_exit(smooth_over_neighbours(values, counts, oracle.sigma), oracle.penalty)
+    if by_likelihood:
+        losses = torch.stack([F.cross_entropy(logits, word_targets, reduction="none") for logits in word_logits])
+        return likelihood_oracle(losses, counts, oracle.penalty, oracle.sigma)
+    right = torch.stack([logits.argmax(1) == word_targets for logits in word_logits])
+    return correctness_oracle(right, counts, oracle.penalty, oracle.sigma, oracle.never_right)
 
 
 @dataclass
@@ -132,7 +141,8 @@ class ExitsAndHaltingStage(Stage):
         if not self.halting:
             loss = self._exit_loss(batch, None)
         else:
-            output, oracle = run_all_exits(net, batch), Oracle(options.oracle, options.penalty, options.sigma)
+            output = run_all_exits(net, batch)
+            oracle = Oracle(options.oracle, options.penalty, options.sigma, options.never_right)
             halting = halting_loss(net, units, output, oracle, options.detach)
             loss = self._exit_loss(batch, output) + options.alpha * halting
         backward(loss)
