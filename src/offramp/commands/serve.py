@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,10 @@ from offramp.inference.budget import Budget, parse_latency
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.applications import Starlette
 
+    from offramp.distributed.replica import ReplicaSetup
+    from offramp.distributed.serve import ClusterPlan
     from offramp.serving.app import AppSettings
     from offramp.serving.service import Service, ServiceSettings
 
@@ -58,6 +64,10 @@ class ServeOptions:
     drain: str = option("30s", "time to finish open requests after SIGTERM")
     log_level: str = option("info", "debug, info (a line a request), warning or error")
     log_texts: bool = option(False, "write inputs and answers to the log")
+    cluster: str | None = option(None, "serve with replicas on Ray: auto, an address, or local for this machine")
+    replicas: int | None = option(None, "replicas on the cluster, at the start; 1 if left out", min=1)
+    min_replicas: int | None = option(None, "on the cluster: fewest replicas when little work is predicted", min=1)
+    max_replicas: int | None = option(None, "on the cluster: most replicas when much work is predicted", min=1)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -65,6 +75,15 @@ class ServeOptions:
             if value is not None and not bounds.get("min", value) <= value <= bounds.get("max", value):
                 fix = "give " + " and ".join(f"at {_LEAST_MOST[name]} {bound}" for name, bound in bounds.items())
                 raise OfframpError(f"a number for --{one.name.replace('_', '-')}", str(value), fix)
+        for name in ("replicas", "min_replicas", "max_replicas"):
+            if getattr(self, name) is not None and self.cluster is None:
+                given = f"--{name.replace('_', '-')} without --cluster"
+                raise OfframpError("options that go together", given, "add --cluster auto")
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that may be open at one server, or at one replica."""
+        return 2 * self.max_queue_requests + 1024
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -115,14 +134,88 @@ def serve(runs: Sequence[str | Path], options: ServeOptions | None = None) -> No
     `NAME=FOLDER`.
     """
     options = options or ServeOptions()
-    app = build(runs, options)
+    if options.cluster is not None:
+        with served_on_cluster(runs, options) as app:
+            _run(app, list(named_runs(runs)), options)
+    else:
+        app = build(runs, options)
+        _run(app, list(app.state.server.services), options)
+
+
+def _run(app: Starlette, names: Sequence[str], options: ServeOptions) -> None:
+    """Run an application until a signal ends it."""
     from offramp.serving.running import LOG, log_to_stderr, run_app
 
     log_to_stderr(options.log_level)
-    names = list(app.state.server.services)
     LOG.info("starting", extra={"fields": {"address": f"http://{options.host}:{options.port}", "models": names}})
-    most = 2 * options.max_queue_requests + 1024
+    most = options.most_requests * (options.max_replicas or options.replicas or 1)
     run_app(app, options.host, options.port, parse_latency(options.drain), max_connections=most)
+
+
+def served_on_cluster(runs: Sequence[str | Path], options: ServeOptions) -> AbstractContextManager[Starlette]:
+    """Return a context with the gateway's application, while replicas of the server run on a Ray cluster."""
+    setup, plan = cluster_parts(runs, options)
+    from offramp.distributed.serve import application_name, served
+
+    limits = options.app_settings().limits
+    return served(setup, plan, limits, options.cluster or "auto", application_name(setup.runs, options.port))
+
+
+def cluster_application(args: Mapping[str, Any]) -> Any:
+    """Return the application for `serve run` and KubeRay's RayService: import path `offramp.commands.serve:…`.
+
+    `args` has `runs` and the options of `offramp serve`; the key comes from the environment (OFFRAMP_API_KEY) as well.
+    """
+    from offramp.distributed.cluster import library
+
+    library()
+    given = {"host": "0.0.0.0", "api_key": os.environ.get("OFFRAMP_API_KEY"), "cluster": "auto", **args}
+    runs, gateways = given.pop("runs", ()), int(given.pop("gateways", 2))
+    options = ServeOptions(**given)
+    setup, plan = cluster_parts([runs] if isinstance(runs, str) else runs, options)
+    from offramp.distributed.serve import gateway_application
+
+    return gateway_application(setup, plan, options.app_settings().limits, gateways)
+
+
+def cluster_parts(runs: Sequence[str | Path], options: ServeOptions) -> tuple[ReplicaSetup, ClusterPlan]:
+    """Return what replicas must know and how many there are; refuses what no replica could serve."""
+    from offramp.distributed.cluster import library
+
+    library()
+    check_address(options.host, options.keys, options.insecure)
+    from offramp.inference.hub import local_folder
+
+    folders = {name: local_folder(folder).absolute() for name, folder in named_runs(runs).items()}
+    try:
+        from offramp.distributed.replica import ReplicaSetup
+        from offramp.distributed.serve import ClusterPlan
+    except ImportError as error:
+        raise missing_package("serve", error.name or "fastapi") from error
+    from offramp.distributed.manifest import run_fingerprints
+
+    threads = options.threads or 1
+    plan = ClusterPlan(
+        options.replicas,
+        options.min_replicas,
+        options.max_replicas,
+        threads,
+        options.most_requests,
+        parse_latency(options.drain),
+    )
+    own = replace(options, threads=threads, cluster=None, replicas=None, min_replicas=None, max_replicas=None)
+    load_services(folders, own)  # so that what is wrong with a run or a budget shows at once
+    listed = [f"{name}={folder}" for name, folder in folders.items()]
+    prints = {str(folder): run_fingerprints(folder) for folder in folders.values()}
+    return ReplicaSetup(partial(replica_app, listed, own), prints), plan
+
+
+def replica_app(runs: Sequence[str], options: ServeOptions) -> FastAPI:
+    """Return the application of a replica, in its process."""
+    from offramp.serving.running import log_to_stderr
+
+    log_to_stderr(options.log_level)
+    return build(runs, options)
 
 
 def build(runs: Sequence[str | Path], options: ServeOptions | None = None) -> FastAPI:

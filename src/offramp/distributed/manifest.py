@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from offramp import __version__
 from offramp.distributed.blocks import Block, InputFile, arrow, file_system
 from offramp.errors import OfframpError
 
@@ -54,6 +55,17 @@ def _digest(file: Any) -> str:
     while piece := file.read(1 << 20):
         digest.update(piece)
     return digest.hexdigest()
+
+
+def check_node(version: str, run: str, fingerprints: Mapping[str, str]) -> None:
+    """Refuse a node that has another version of Offramp or another run than the driver."""
+    if version != __version__:
+        given = f"{__version__} on a node, {version} at the driver"
+        raise OfframpError("one version of Offramp on all nodes", given, "install the same version everywhere")
+    if not Path(run).is_dir():
+        raise OfframpError(f"the run {run} on every node", "a node without it", "put it on a shared file system")
+    if run_fingerprints(Path(run)) != dict(fingerprints):
+        raise OfframpError(f"the run {run} on every node", "a node with another one", "put it on a shared file system")
 
 
 class OutputFolder:

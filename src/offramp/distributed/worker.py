@@ -6,13 +6,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from offramp import __version__
 from offramp.data.readers import WORD_COLUMNS
 from offramp.distributed.blocks import Block, BlockReader, BlockRows
-from offramp.distributed.manifest import OutputFolder, run_fingerprints
+from offramp.distributed.manifest import OutputFolder, check_node
 from offramp.distributed.packing import PredictedShare
 from offramp.distributed.shards import ShardFormat, added_types, added_values, error_values
 from offramp.errors import OfframpError
@@ -57,7 +56,7 @@ class RowWorker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        check_node(job)
+        check_node(job.version, job.run, job.fingerprints)
         self.predictor = Predictor.load(job.run, job.engine, job.precision, job.threads)
         self.settings = self.predictor.settings_for(job.budget)
         self.share = PredictedShare()
@@ -114,18 +113,6 @@ class RowWorker:
         if self.job.splits_words:
             named.update({name: str(named[name] or "").split() for name in WORD_COLUMNS if name in named})
         return named
-
-
-def check_node(job: Job) -> None:
-    """Refuse a node that has another version of Offramp or another run than the driver."""
-    if job.version != __version__:
-        given = f"{__version__} on a node, {job.version} at the driver"
-        raise OfframpError("one version of Offramp on all nodes", given, "install the same version everywhere")
-    run = Path(job.run)
-    if not run.is_dir():
-        raise OfframpError(f"the run {run} on every node", "a node without it", "put it on a shared file system")
-    if run_fingerprints(run) != dict(job.fingerprints):
-        raise OfframpError(f"the run {run} on every node", "a node with another one", "put it on a shared file system")
 
 
 class BlockWorker:

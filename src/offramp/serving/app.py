@@ -8,7 +8,7 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ from offramp.serving.http import (
 from offramp.serving.metrics import CONTENT_TYPE, Metrics
 from offramp.serving.protocols import Call, Find
 from offramp.serving.scheduler import Refusal
-from offramp.serving.service import ADMIT, Service, Work
+from offramp.serving.service import ADMIT, RequestOptions, Service, Work
 
 LOG = logging.getLogger("offramp.serving")
 PAGE = Path(__file__).with_name("page.html")
 LONG_TEXTS = 10_000  # characters of a request that are tokenised in another thread
 LAG_EVERY = 0.02  # seconds between two measurements of how far the HTTP thread is behind
 TURNS = 3  # of the HTTP thread that a request needs: to be read, to be handled, to be answered
+ELAPSED = "offramp.elapsed"  # of an ASGI scope: seconds since a gateway received the request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ERRORS = {
     400: "bad input",
@@ -166,6 +167,7 @@ class Server:
         return response
 
     async def _answer(self, request: Request, call: Call, started: float) -> Response:
+        options = _options_in_time(call.options, request.scope.get(ELAPSED, 0.0))
         loop = asyncio.get_running_loop()
         before = time.perf_counter()
         characters = sum(len(text) for row in call.rows for text in row.values() if isinstance(text, str))
@@ -184,11 +186,11 @@ class Server:
                 with contextlib.suppress(RuntimeError):  # the loop has ended and no client waits any more
                     loop.call_soon_threadsafe(_resolve, future)
 
-        result = call.service.submit(call.rows, encoded, call.options, done)
+        result = call.service.submit(call.rows, encoded, options, done)
         if isinstance(result, Refusal):
             raise _overloaded(result)
         tickets, worker = result
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(client_gone(request))
         try:
             await asyncio.wait({future, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
@@ -206,6 +208,15 @@ class Server:
         return response
 
 
+def _options_in_time(options: RequestOptions, elapsed: float) -> RequestOptions:
+    """Return the options of a request that spent some time at a gateway: its deadline is that much sooner."""
+    if options.deadline is None or not elapsed:
+        return options
+    if options.deadline <= elapsed:
+        raise Problem(504, "Timeout", "the deadline passed before the request reached a replica", "give more time")
+    return replace(options, deadline=options.deadline - elapsed)
+
+
 def _overloaded(refusal: Refusal) -> Problem:
     fix = "try again later, with a longer deadline, or with fewer inputs"
     return Problem(429, "Overloaded", f"overloaded: {refusal.reason}", fix, refusal.retry_after)
@@ -216,7 +227,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _disconnected(request: Request) -> None:
+async def client_gone(request: Request) -> None:
     """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -312,7 +323,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else "an internal error"
     problem = Problem(status, "NotFound", f"{request.method} {request.url.path[:200]!r}: {detail}", "see /docs")
-    response = (protocols.infer_error if request.url.path.startswith("/v2") else protocols.plain_error)(problem)
+    response = protocols.error_shape(request.url.path)(problem)
     headers = error.headers if isinstance(error, HTTPException) else None
     for name, value in (headers or {}).items():
         response.headers[name] = value

@@ -602,6 +602,13 @@ def infer_error(problem: Problem) -> Response:
     return json_response({"error": problem.text}, problem.headers, status)
 
 
+def error_shape(path: str) -> Callable[[Problem], Response]:
+    """Return how errors look at an address: as in the protocol whose address it is, or resembles."""
+    if path.startswith("/v2"):
+        return infer_error
+    return vllm_error if path in ("/classify", "/score") else plain_error
+
+
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
 

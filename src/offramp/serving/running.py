@@ -8,12 +8,10 @@ import logging
 import sys
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
-
-from offramp.serving.app import Server
+from starlette.applications import Starlette
 
 LOG = logging.getLogger("offramp.serving")
 QUIET = 0.3  # seconds without a request before the process ends: a request on its way is still read and refused
@@ -47,13 +45,21 @@ def log_to_stderr(level: str) -> None:
     LOG.setLevel(level.upper())
 
 
+class Drainable(Protocol):
+    """What answers requests and can refuse new ones: the server of this machine, or the gateway of a cluster."""
+
+    draining: bool
+    open_requests: int
+    last_request: float  # when one arrived, by the monotonic clock
+
+
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or Ctrl-C: not ready at once, open requests are finished, then the process ends with 0.
 
     A second signal ends it at once, unless it is the same one that reached the process in two ways.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, server: Drainable, drain: float) -> None:
         super().__init__(config)
         self.server, self.drain = server, drain
         self._until: float | None = None
@@ -82,9 +88,9 @@ class DrainingServer(uvicorn.Server):
         return True
 
 
-def run_app(app: FastAPI, host: str, port: int, drain: float, max_connections: int) -> None:
+def run_app(app: Starlette, host: str, port: int, drain: float, max_connections: int) -> None:
     """Serve until a signal ends it."""
-    server: Server = app.state.server
+    server: Drainable = app.state.server
     config = uvicorn.Config(
         app,
         host=host,

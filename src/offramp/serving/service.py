@@ -134,6 +134,11 @@ class Service:
         return all(worker.ready.is_set() for worker in self.workers)
 
     @property
+    def alive(self) -> bool:
+        """Whether every worker's thread runs."""
+        return all(worker.alive for worker in self.workers)
+
+    @property
     def idle(self) -> bool:
         """Whether no work waits or runs."""
         return all(worker.scheduler.idle for worker in self.workers)

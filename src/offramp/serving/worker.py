@@ -55,6 +55,11 @@ class Worker:
         self.scheduler.cancel(ticket)
         self._work.set()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread after its current step; what still waits stays unanswered."""
         self._stopping = True
