@@ -2,14 +2,16 @@
 
     python benchmarks/native_kernels.py --shapes 1x8,1x16,1x32,32x32 --models 6x384,12x768 --out results/kernels.json
 
-Models have random weights: time does not depend on them. Rounds of all contenders alternate, and the best of many is
-kept, so that a busy moment hits all of them. Run it on an idle machine.
+Models have random weights: time does not depend on them. Contenders take turns, and the median
+is reported. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from offramp.utils.files import write_text
 from offramp.utils.hardware import hardware
 
 Run = Callable[[], Any]
+TURNS = 5
 
 
 def build_model(layers: int, hidden: int) -> BertModel:
@@ -87,19 +90,23 @@ def onnx_run(model: BertModel, quantised: bool, threads: int, packed: Packed, fo
     return lambda: session.run(None, given)
 
 
-def best_milliseconds(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Return the best time of each; all take turns until each has had its seconds."""
-    best = dict.fromkeys(runs, float("inf"))
+def milliseconds(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Return the median time of each. All take turns of several calls, as a server would: after a change of turns the
+    weights must first come back into the caches and the threads of the other runtimes go to sleep, so the first calls
+    of a turn, a third of its time, do not count."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    turn = seconds / TURNS
     for run in runs.values():
         run()
-    rounds, started = 0, time.perf_counter()
-    while rounds < 5 or time.perf_counter() - started < seconds * len(runs):
-        for name, run in runs.items():
+    for _, (name, run) in itertools.product(range(TURNS), runs.items()):
+        calls, started = 0, time.perf_counter()
+        while calls < 4 or time.perf_counter() - started < turn:
             before = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - before)
-        rounds += 1
-    return {name: 1000 * value for name, value in best.items()}
+            if calls >= 2 and before - started > turn / 3:
+                taken[name].append(time.perf_counter() - before)
+            calls += 1
+    return {name: 1000 * statistics.median(times) for name, times in taken.items()}
 
 
 def macs_of(encoder: Encoder, packed: Packed) -> float:
@@ -127,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     else:
                         runs[name] = engine_run(kind, encoder, precision, arguments.threads, packed)  # type: ignore[arg-type]  # one of Precision
                 total = macs_of(encoder, packed)
-                for name, spent in best_milliseconds(runs, arguments.seconds).items():
+                for name, spent in milliseconds(runs, arguments.seconds).items():
                     entry = {"model": size, "shape": shape, "contender": name, "ms": round(spent, 4)}
                     rows.append({**entry, "gmac_per_second": round(total / spent / 1e6, 1)})
                     print(f"{size:8} {shape:8} {name:18} {spent:9.3f} ms {total / spent / 1e6:8.1f} GMAC/s", flush=True)

@@ -24,7 +24,7 @@ def test_bench_prints_draws_and_writes(call: Call, trained: Path) -> None:
 
 
 BAD = {
-    "an unknown peer": (["--against", "tensorflow"], "use some of: hf"),
+    "an unknown peer": (["--against", "tensorflow"], "use some of: ctranslate2, hf"),
     "an unknown engine": (["--engines", "abacus"], "'abacus'"),
     "no batch size": (["--batch-sizes", "many"], "--batch-sizes 1,8,32"),
     "no such budget": (["--budgets", "cheap"], "max-loss=0.01"),

@@ -40,7 +40,7 @@ def both(run: Path, peer: str, variant: EngineVariant, kind: str = "classificati
     """Return the logits of a ragged batch from the full model and from a peer."""
     predictor = Predictor(load_run(run), engine="torch")
     rows = predictor.prepare(labelled_rows(kind, 5, 1))
-    model = BenchModel(str(run), predictor.task.auto_class, str(run), 1)
+    model = BenchModel(str(run), predictor.task.auto_class, str(run), 1, tuple(rows))
     logits = peers.get(peer).load(model, variant)(rows)
     assert len({len(row.ids) for row in rows}) > 1
     return predictor.run(rows, predictor.settings(1.0)).logits, logits
@@ -80,6 +80,33 @@ def test_compiled_graphs_equal_the_full_model(tmp_path: Path, backbone: str) -> 
         int8 = both(run, "onnxruntime", EngineVariant("onnxruntime", "int8"))
         assert not close(int8) and close(int8, 1.0)
         assert close(both(run, "openvino", EngineVariant("openvino-graph", "bf16")), 0.5)
+        int8 = both(run, "openvino", EngineVariant("openvino-graph", "int8"))
+        assert not close(int8) and close(int8, 1.0)
+
+
+@pytest.mark.parametrize("backbone", ["bert", "roberta", "distilbert"])
+def test_ctranslate2_equals_the_full_model(tmp_path: Path, backbone: str) -> None:
+    run = folder(tmp_path, backbone)
+    assert close(both(run, "ctranslate2", EngineVariant("ctranslate2", "fp32")))
+    int8 = both(run, "ctranslate2", EngineVariant("ctranslate2", "int8"))
+    assert not close(int8) and close(int8, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["tagging", "question_answering"])
+def test_ctranslate2_has_logits_for_every_token(tmp_path: Path, kind: str) -> None:
+    assert close(both(folder(tmp_path, "bert", kind), "ctranslate2", EngineVariant("ctranslate2", "fp32"), kind))
+
+
+def test_ctranslate2_refuses_families_that_it_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match=r"(?s)bert, distilbert, roberta.*electra"):
+        both(folder(tmp_path, "electra"), "ctranslate2", EngineVariant("ctranslate2", "fp32"))
+
+
+def test_static_int8_needs_sample_rows(tmp_path: Path) -> None:
+    run = folder(tmp_path, "bert")
+    model = BenchModel(str(run), "AutoModelForSequenceClassification", str(run), 1)
+    with pytest.raises(OfframpError, match="no sample rows"):
+        peers.get("openvino").load(model, EngineVariant("openvino-graph", "int8"))
 
 
 def test_hf_compile_compiles_the_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +122,9 @@ def test_hf_compile_compiles_the_plain_model(tmp_path: Path, monkeypatch: pytest
     ]
 
 
-@pytest.mark.parametrize("package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2])
+@pytest.mark.parametrize(
+    "package, peer", [("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime"), ("openvino",) * 2, ("ctranslate2",) * 2]
+)
 def test_missing_package_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch, package: str, peer: str) -> None:
     _runtime.import_openvino.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
@@ -120,8 +149,8 @@ print(convert_impl.tm.__name__, telemetry_utils.tm.__name__, "openvino_telemetry
 
 
 def test_peer_files_are_the_list() -> None:
-    assert peers.names() == ["hf", "hf-compile", "onnxruntime", "openvino"]
-    with pytest.raises(OfframpError, match="hf, hf-compile"):
+    assert peers.names() == ["ctranslate2", "hf", "hf-compile", "onnxruntime", "openvino"]
+    with pytest.raises(OfframpError, match="ctranslate2, hf, hf-compile"):
         peers.get("tensorflow")
 
 

@@ -24,8 +24,11 @@ def command(
     ] = "1.0,0.5,0.3",
     engines: Annotated[str, typer.Option(help="engines of Offramp: auto, native, openvino, torch")] = "auto",
     against: Annotated[
-        str, typer.Option(help="other runtimes: hf, hf-compile, onnxruntime, openvino; or an engine of Offramp")
-    ] = "hf,hf-compile,onnxruntime,openvino",
+        str,
+        typer.Option(
+            help="other runtimes: hf, hf-compile, onnxruntime, openvino, ctranslate2; or an engine of Offramp"
+        ),
+    ] = "hf,hf-compile,onnxruntime,openvino,ctranslate2",
     precisions: Annotated[str, typer.Option(help="precisions, wherever a runtime has them")] = "fp32,bf16,int8",
     orders: Annotated[str, typer.Option(help="orders of rows in batches: given, sorted (by length)")] = "given,sorted",
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds after the warm-up")] = 5,
@@ -34,6 +37,10 @@ def command(
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="use only the first N rows")] = None,
     memory: Annotated[bool, typer.Option(help="measure memory too, each runtime in a fresh process")] = True,
+    peer_samples: Annotated[
+        str | None,
+        typer.Option(help="rows on which runtimes with static int8 measure activations; those of --data if left out"),
+    ] = None,
     png: Annotated[str | None, typer.Option(help="draw score against speed to this file")] = None,
     json: Annotated[
         str | None, typer.Option("--json", help="write the measurements here; an unfinished file is continued")
@@ -63,6 +70,7 @@ def command(
             threads=threads,
             rows=rows,
             memory=memory,
+            peer_samples=peer_samples,
             columns=names,
             json=json,
             png=png,

@@ -46,7 +46,18 @@ from offramp.utils.hardware import hardware
 
 Array = NDArray[np.float64]
 Disagreement = dict[str, float | None]  # of predictions and of exits; None: there are none to compare
-PACKAGES = ("torch", "offramp-native", "transformers", "openvino", "onnxruntime", "onnx", "numpy")
+PACKAGES = (
+    "torch",
+    "offramp-native",
+    "transformers",
+    "openvino",
+    "nncf",
+    "onnxruntime",
+    "onnx",
+    "ctranslate2",
+    "numpy",
+)
+PEER_SAMPLES = 300  # rows for the ranges of activations: NNCF's own default
 VOLATILE = ("date", "rows", "failed", "unfinished", "tokenise_ms_per_row", "command")  # may differ when continued
 METHOD = {
     "clock": "from token ids (lists) to logits (arrays), packing or padding included, tokenising left out; one process",
@@ -73,7 +84,7 @@ class BenchPlan:
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     budgets: tuple[str, ...] = (FULL, "0.5", "0.3")
     engines: tuple[str, ...] = (AUTO,)
-    against: tuple[str, ...] = ("hf", "hf-compile", "onnxruntime", "openvino")
+    against: tuple[str, ...] = ("hf", "hf-compile", "onnxruntime", "openvino", "ctranslate2")
     precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
     orders: tuple[str, ...] = ORDERS
     rounds: int = 5
@@ -146,22 +157,42 @@ class BenchOutput:
     command: str
 
 
+@dataclass(frozen=True)
+class PeerSamples:
+    """Rows on which runtimes that quantise statically measure the ranges of activations, and where they are from."""
+
+    rows: Sequence[Row]
+    source: str
+
+
 def run_bench(
-    run: str, rows: Sequence[Row], source: str, plan: BenchPlan, output: BenchOutput, watcher: BenchWatcher
+    run: str,
+    rows: Sequence[Row],
+    source: str,
+    plan: BenchPlan,
+    output: BenchOutput,
+    watcher: BenchWatcher,
+    peer_samples: PeerSamples | None = None,
 ) -> dict[str, Any]:
-    """Measure all groups; write the file after each, and continue an interrupted file. Return its content."""
+    """Measure all groups; write the file after each, and continue an interrupted file. Return its content.
+
+    Without `peer_samples` the measured rows themselves serve for the ranges of activations.
+    """
     if not rows:
         raise OfframpError("rows to measure on", f"none in {source}", "give a file with labelled rows")
     torch.set_num_threads(plan.threads)
     model = Predictor.load(run, "torch")
     data = prepare_bench_data(model, rows, source)
     budgets = plan.budgets if FULL in plan.budgets else (FULL, *plan.budgets)
-    bench_model = BenchModel(run, model.task.auto_class, output.work, plan.threads)
+    samples = peer_samples or PeerSamples(rows, source)
+    encoded = model.prepare(samples.rows[:PEER_SAMPLES], samples.source)[:PEER_SAMPLES]
+    bench_model = BenchModel(run, model.task.auto_class, output.work, plan.threads, tuple(encoded))
     contenders = Contenders(bench_model, [(budget, settings_for_budget(model, budget)) for budget in budgets])
     if isinstance(full := full_settings(model), EveryLayer):
         contenders.labels.insert(0, (full.label, full))
     listed = list_contenders(contenders, model.network.encoder, plan.engines, plan.against, plan.precisions)
     header = bench_header(model, data, source, output.command, {**asdict(plan), "seed": _seed(run)})
+    header["peer_samples"] = {"data": "/".join(data_and_split(samples.source)), "rows": len(encoded)}
     entries = finished_entries(output.path, header)
     finished = {(entry["batch_size"], entry["order"]) for entry in entries}
     missing = [group for group in plan.groups() if group not in finished]

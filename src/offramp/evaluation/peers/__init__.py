@@ -40,6 +40,7 @@ class BenchModel:
     auto_class: str
     work: str  # a folder for converted models
     threads: int
+    samples: tuple[Encoded, ...] = ()  # rows on which a runtime may measure the ranges of activations
 
 
 @dataclass(frozen=True)
