@@ -32,7 +32,10 @@ NO_EXITS = {  # they drop tokens, or parts of the model
     "tr_bert",
     "truncate",
 }
-FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"depth_adaptive": {"tied": True}}  # of version 0.1.0, changed since
+FORMER_DEFAULTS: dict[str, dict[str, Any]] = {  # of version 0.1.0, changed since
+    "depth_adaptive": {"tied": True},
+    "length_adaptive": {"restore": "state"},
+}
 INITIAL = json.loads((HOME / "initial_weights.json").read_text(encoding="utf-8"))
 
 

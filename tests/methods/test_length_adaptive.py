@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from offramp import engines, methods
+from offramp.calibration.grids import length_macs
 from offramp.core.attention import AttentionScores
-from offramp.core.cost import tokens_kept
+from offramp.core.cost import macs, tokens_kept
 from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
 from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest_lengths
-from offramp.methods.length_adaptive import LengthAdaptiveOptions, LengthDropStage, LengthSettings
+from offramp.methods.length_adaptive import (
+    LengthAdaptiveOptions,
+    LengthDropStage,
+    LengthSettings,
+    RestoringMap,
+    length_policy,
+)
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from tests import factories
@@ -45,7 +52,7 @@ class FirstTokens(Policy):
 
 
 def run_lengths(net: Network, settings: LengthSettings, recorder: Policy | None = None) -> Result:
-    policy = PairPolicy(LengthPolicy(net, settings), recorder or Policy())
+    policy = PairPolicy(length_policy(net, settings), recorder or Policy())
     with torch.no_grad():
         return run(engines.make("torch", net.encoder), net, policy, pack(factories.token_ids(LENGTHS)))
 
@@ -166,6 +173,62 @@ def test_dropped_tokens_have_answers() -> None:
     last = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
     assert torch.allclose(short.logits[last[3]], full.logits[last[3]], atol=1e-5)  # a row of one token loses none
     assert not torch.allclose(short.logits, full.logits, atol=1e-2)
+
+
+def test_dropped_tokens_return_with_the_mapped_output_of_the_layer_below() -> None:
+    net = factories.network("length_adaptive", "tagging", seed=None)
+    packed = pack(factories.token_ids(LENGTHS))
+    result = run_lengths(net, LengthSettings((0.5, 0.5, 0.5)))
+    (event,) = [event for event in result.trace if event.kind == "predictor" and int(event.tokens.sum())]
+    assert event.layer == 1 and event.tokens.tolist() == [6, 1, 10, 0]  # the tokens that layer 1 drops
+    with torch.no_grad():
+        as_embedded = net(net.depth, packed.with_states(net.encoder.embed(packed)))
+    same = torch.isclose(result.logits, as_embedded, atol=1e-5).all(1)
+    assert int(same.sum()) == 17, "at first maps are the identity"
+    first = net.added["predictors"]["1"]
+    assert isinstance(first, RestoringMap)
+    with torch.no_grad():
+        first.weight.zero_()
+        first.bias.fill_(0.3)
+        constant = net.model_head.apply(packed.with_states(torch.full_like(net.encoder.embed(packed), 0.3)))
+    mapped = run_lengths(net, LengthSettings((0.5, 0.5, 0.5))).logits
+    assert torch.allclose(mapped[same], constant[same], atol=1e-5)
+    assert torch.equal(mapped[~same], result.logits[~same]), "other tokens are not changed"
+
+
+def test_maps_are_trained_and_their_cost_is_counted() -> None:
+    net = factories.network("length_adaptive", "tagging", seed=None)
+    _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions(layer_drop=0.0, cliffs=0.0))
+    stage.step(factories.batch(net), lambda loss: loss.backward())
+    maps = net.added["predictors"]
+    assert all(maps[layer].weight.grad.abs().sum() > 0 for layer in ("1", "2", "3"))
+    lengths = torch.tensor(LENGTHS)
+    counted = macs(run_lengths(net, LengthSettings((0.5, 0.5, 0.5))).trace, net, len(LENGTHS))
+    assert torch.allclose(counted, length_macs(net, (0.5, 0.5, 0.5), lengths))
+    without = factories.network("length_adaptive", "tagging", seed=None, restore="state")
+    assert float((counted - length_macs(without, (0.5, 0.5, 0.5), lengths)).sum()) == 17 * net.encoder.hidden**2
+
+
+def test_folders_of_earlier_versions_restore_the_last_state() -> None:
+    method = methods.get("length_adaptive")
+    assert method.earlier_options == methods.get("length_adaptive+branchynet").earlier_options == {"restore": "state"}
+    options = methods.configure(method.options, dict(method.earlier_options), "length_adaptive")
+    net = factories.network("length_adaptive", "tagging", seed=None, restore="state")
+    assert "predictors" not in net.added and "predictors" not in method.modules(net, options)
+    assert type(method.policy(net, LengthSettings())) is LengthPolicy
+    rows = factories.network("length_adaptive", seed=None)
+    assert "predictors" not in rows.added, "whole rows need no dropped tokens back"
+
+
+def test_half_of_the_random_lengths_are_cliffs_where_tokens_have_answers() -> None:
+    net = factories.network("length_adaptive", "tagging", seed=None)
+    _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions())
+    assert isinstance(stage, LengthDropStage)
+    torch.manual_seed(0)
+    steep = [bool(stage._draw_cliffs(frozenset())) for _ in range(200)]
+    assert 70 < sum(steep) < 130
+    _, rows = network_and_stage()
+    assert not any(rows._draw_cliffs(frozenset()) for _ in range(20))
 
 
 @pytest.mark.parametrize("options", [{"drop": 0.0}, {"drop": 1.0}, {"layer_drop": 1.0}, {"sandwiches": -1}])

@@ -17,6 +17,7 @@ from torch import Tensor
 from offramp.core.cost import Event, macs
 from offramp.inference.operating_points import OperatingPoint
 from offramp.methods._shared.lengths import cliffs, constant_drop, kept_counts, shortest_lengths
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 
 EXTRA_RUNS = 4  # settings added to a grid
@@ -31,6 +32,8 @@ def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> T
     for layer in range(1, network.depth + 1):
         after = torch.minimum(before, kept_counts(lengths, shares[layer - 1])) if shares else before
         trace += [Event("attend", layer, rows, before, before), Event("feed", layer, rows, after, after)]
+        if PREDICTORS in network.added:  # dropped tokens return through a map
+            trace.append(Event("predictor", layer, rows, before - after, before - after))
         before = after
     tokens = lengths if network.per_token else before
     return macs([*trace, Event("head", network.depth, rows, tokens, tokens)], network, lengths.shape[0])  # [rows]

@@ -40,6 +40,7 @@ class ExitRecording:
     exit_unit: dict[int, Tensor]  # layer → [rows] or [rows, layers], where a method has a learned exit unit
     packed: Packed  # all rows together, without states; the token column `dropped_at` holds the moment of dropping
     predictor_moments: frozenset[int] = frozenset()  # moments at which the method ran a predictor
+    restoring_moments: frozenset[int] = frozenset()  # those at which it ran on the dropped tokens alone
 
     def keep(self, rows: Tensor, per_token: bool) -> ExitRecording:
         """Return the recording of the selected rows ([rows] bool), as if the others had never been recorded."""
@@ -77,6 +78,7 @@ class _Recorder(PolicyWrapper):
     exit_unit: dict[int, list[Tensor]] = field(default_factory=dict)
     gone: list[Tensor] = field(default_factory=list)  # one tensor per batch
     predictor_moments: set[int] = field(default_factory=set)
+    restoring_moments: set[int] = field(default_factory=set)
 
     def on_embeddings(self, s: State) -> None:
         self.gone.append(torch.full((s.packed.total,), NEVER))
@@ -91,7 +93,10 @@ class _Recorder(PolicyWrapper):
     def _record_dropped(self, moment: int, s: State, decide: Callable[[], Tensor | None]) -> Tensor | None:
         before = len(s.trace)
         keep = decide()
-        self.predictor_moments |= {moment for event in s.trace[before:] if event.kind == "predictor"}
+        events = [event for event in s.trace[before:] if event.kind == "predictor"]
+        whole = all(torch.equal(event.tokens, s.packed.lengths) for event in events)
+        if events:
+            (self.predictor_moments if whole else self.restoring_moments).add(moment)
         if keep is not None:
             self.gone[-1][s.packed.tokens[ORIGIN][~keep].cpu()] = moment
         return keep
@@ -125,14 +130,15 @@ def record_exits(
     exit_unit = {layer: restore_order(parts, [1] * len(ordered)) for layer, parts in recorder.exit_unit.items()}
     gone = restore_order(recorder.gone, [len(e.ids) for e in ordered])
     packed = pack_rows(network.task, data.encoded).with_tokens(dropped_at=gone)
-    return ExitRecording(logits, exit_unit, packed, frozenset(recorder.predictor_moments))
+    moments = frozenset(recorder.predictor_moments), frozenset(recorder.restoring_moments)
+    return ExitRecording(logits, exit_unit, packed, *moments)
 
 
 @dataclass(frozen=True)
 class _ReplayedDropping(Policy):
     """Drops the tokens that were dropped while recording, at the same moments."""
 
-    predictor_moments: frozenset[int]
+    recording: ExitRecording
 
     def before_layer(self, layer: int, s: State) -> Tensor | None:
         return self._keep(_moment(layer, False), layer, s)
@@ -141,9 +147,12 @@ class _ReplayedDropping(Policy):
         return self._keep(_moment(layer, True), layer, s)
 
     def _keep(self, moment: int, layer: int, s: State) -> Tensor | None:
-        if moment in self.predictor_moments:
-            s.trace.append(Event("predictor", layer, s.packed.rows[ORIGIN], s.packed.lengths, s.packed.lengths))
-        gone = s.packed.tokens.get(DROPPED_AT)
+        packed, gone = s.packed, s.packed.tokens.get(DROPPED_AT)
+        if moment in self.recording.predictor_moments:
+            s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], packed.lengths, packed.lengths))
+        if moment in self.recording.restoring_moments and gone is not None:
+            counts = torch.bincount(packed.row_of_token[gone == moment], minlength=packed.count)
+            s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], counts, counts))
         return None if gone is None else gone > moment
 
 
@@ -191,7 +200,7 @@ class ReplayedExitHeads:
 
 def replay(network: Network, recording: ExitRecording, policy: Policy) -> RunOutput:
     """Return the logits, exit layers and costs that a real run of this policy would have."""
-    heads, dropping = ReplayedExitHeads(recording, network.per_token), _ReplayedDropping(recording.predictor_moments)
+    heads, dropping = ReplayedExitHeads(recording, network.per_token), _ReplayedDropping(recording)
     return run_packed(network, _IdleEngine(network.depth), PairPolicy(dropping, policy), recording.packed, heads)
 
 
@@ -204,7 +213,7 @@ def replay_trace(network: Network, recording: ExitRecording, policy: Policy) -> 
 
 def trace_all_exits(network: Network, recording: ExitRecording) -> Sequence[Event]:
     """Return the events of the loop when every exit is evaluated for every row and no row leaves."""
-    policy = PairPolicy(_ReplayedDropping(recording.predictor_moments), _Recorder(network, Policy()))
+    policy = PairPolicy(_ReplayedDropping(recording), _Recorder(network, Policy()))
     heads = ReplayedExitHeads(recording, network.per_token)
     return run(_IdleEngine(network.depth), heads, policy, recording.packed).trace
 

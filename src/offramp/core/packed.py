@@ -114,6 +114,11 @@ class Packed:
         """Return the same batch with token columns added or replaced."""
         return self._same(Packed(self.states, self.lengths, self.rows, {**self.tokens, **columns}))
 
+    def without_tokens(self, name: str) -> Packed:
+        """Return the same batch without a token column."""
+        columns = {known: column for known, column in self.tokens.items() if known != name}
+        return self._same(Packed(self.states, self.lengths, self.rows, columns))
+
     def _same(self, other: Packed) -> Packed:
         """Copy cached values to `other`, which has the same composition."""
         for name in ("total", "starts", "row_of_token", "layout"):

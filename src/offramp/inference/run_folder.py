@@ -339,7 +339,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     try:
         task = task_from_description(description).with_tokenizer(tokenizer)
         method = methods.get(description["method"])
-        options = methods.configure(method.options, description["options"], method.name)
+        options = methods.configure(method.options, {**method.earlier_options, **description["options"]}, method.name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(folder, f"{type(error).__name__}: {_first_line(error)}") from error
     _check_labels(path, task)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class Method(ABC):
     space: Space  # how a budget becomes settings
     needs: frozenset[str] = frozenset()  # what a task must provide, e.g. "distribution"
     hf_equal: bool = True  # with default settings the method is the plain Hugging Face model
+    earlier_options: Mapping[str, Any] = {}  # values of options that run folders of earlier versions lack
     decodes: bool = False  # the method also serves tasks that generate text with a decoder
 
     @abstractmethod
@@ -123,6 +125,7 @@ class PairMethod(Method):
         self.space = ProductSpace(length.space, depth.space)
         self.needs = length.needs | depth.needs
         self.hf_equal = length.hf_equal and depth.hf_equal
+        self.earlier_options = {**length.earlier_options, **depth.earlier_options}
 
     @property
     def summary(self) -> str:

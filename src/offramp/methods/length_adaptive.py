@@ -4,18 +4,21 @@ What it does: between attention and feed-forward each layer keeps the tokens tha
 starts from a fine-tuned model and updates, in every step, the full model by the labels and shorter ones by the full
 model's logits (in-place distillation): the shortest possible one and `sandwiches` random ones (LengthDrop: each layer
 keeps between 1 − drop and all of its tokens), while layers are skipped at random (LayerDrop). Where every token has an
-answer, dropped tokens return at the end with their last state (drop-and-restore). `offramp calibrate --search` finds
-lengths for a budget.
+answer, dropped tokens return at the end (drop-and-restore) with the output of the last layer that they went through
+whole. `offramp calibrate --search` finds lengths for a budget.
 
 Modifications (ours, not the paper's or its code's):
 - lengths are shares of a row's real length (drawn from the padded maximum, early drops would only remove padding);
 - each row keeps its own tokens, in their order, ranked by attention before dropout;
 - KL(full ‖ short), unless `kl=reverse`, which the code computes;
-- the last state of a dropped token includes the attention half of its last layer;
+- a dropped token returns through an affine map of its own for every layer (`restore=affine`), at first the identity:
+  states of early layers are larger than those that the shared head reads. Its cost is counted. `restore=state` returns
+  the state after the attention half of the layer that dropped it, as runs of earlier versions do;
 - the best epoch is chosen in the middle of the trained range, not at full length;
 - on vocabulary tasks short models are trained by labels;
-- `cliffs=0.5` (0 by default) makes half of the random lengths cliffs, which keep every token through the first layers
-  and almost none after them: what searches find best where later layers read what earlier ones gathered.
+- `cliffs` is the share of random lengths that are cliffs, which keep every token through the first layers and almost
+  none after them: what searches find best where later layers read what earlier ones gathered. By default one half where
+  every token has an answer, and none elsewhere.
 
 Relations: PoWER-BERT with the same scores (the diagonal included) and one training for all budgets instead of one for
 each. With the objective of an exit method (`length_adaptive+branchynet`) rows also exit early.
@@ -23,13 +26,19 @@ each. With the objective of an exit method (`length_adaptive+branchynet`) rows a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offramp.core.policy import Policy
+from offramp.core.attention import AttentionScores
+from offramp.core.columns import ORIGIN, Column
+from offramp.core.cost import Event, HeadCost
+from offramp.core.loop import State
+from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
 from offramp.methods._shared.lengths import (
@@ -41,6 +50,7 @@ from offramp.methods._shared.lengths import (
     constant_drop,
 )
 from offramp.nn.batches import Batch
+from offramp.nn.keys import PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import LengthSpace
 from offramp.training.distillation import distillation_loss
@@ -48,6 +58,8 @@ from offramp.training.forward import ForwardHooks, LayerStates, forward_all_laye
 from offramp.training.losses import exit_loss, last_exit_loss
 from offramp.training.objectives import Objective
 from offramp.training.stage import Backward, Stage
+
+LAYER_INPUT = Column("layer_input", torch.float32, None, "states before the layer, until tokens were dropped in it")
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,8 @@ class LengthAdaptiveOptions:
     drop: float = 0.2  # the largest share of its tokens that a layer drops
     layer_drop: float = 0.2  # probability that a layer is skipped
     sandwiches: int = 2  # random lengths in each step
-    cliffs: float = 0.0  # probability that a random length is a cliff: all tokens up to a layer, almost none after it
+    cliffs: float = -1.0  # probability that a random length is a cliff; −1: 0.5 for answers per token, else 0
+    restore: Literal["affine", "state"] = "affine"  # how dropped tokens return where every token has an answer
     kl: Literal["forward", "reverse"] = "forward"
     head_lr: float = 5e-4
 
@@ -66,10 +79,58 @@ class LengthAdaptiveOptions:
             given = f"drop={self.drop}, layer_drop={self.layer_drop}, sandwiches={self.sandwiches}"
             fix = "use e.g. drop=0.2, layer_drop=0.2, sandwiches=2"
             raise OfframpError("shares above 0 (of layers: 0 or more) and below 1, and a number", given, fix)
-        if not 0.0 <= self.cliffs <= 1.0:
+        if self.cliffs != -1.0 and not 0.0 <= self.cliffs <= 1.0:
             raise OfframpError(
                 "a probability that a random length is a cliff", f"cliffs={self.cliffs}", "use 0 to 1, e.g. 0.5"
             )
+
+
+class RestoringMap(nn.Module):
+    """An affine map from the states below the layer that drops a token to those that heads read."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.eye(hidden)), nn.Parameter(torch.zeros(hidden))
+        self.cost = HeadCost(0, hidden * hidden)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the states with which tokens return."""  # [tokens, hidden]
+        return F.linear(states, self.weight, self.bias)
+
+
+class RestoringLengthPolicy(LengthPolicy):
+    """Drops tokens as `LengthPolicy` does; they return with the mapped output of the layer below."""
+
+    def __init__(self, network: Network, settings: LengthSettings) -> None:
+        super().__init__(network, settings)
+        self.maps = network.added[PREDICTORS]
+
+    def needs(self, layer: int) -> Needs:
+        needs = super().needs(layer)
+        return needs._replace(before_layer=needs.after_attention)
+
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        s.packed = s.packed.with_tokens(layer_input=s.packed.states)
+        return None
+
+    def after_attention(self, layer: int, s: State, scores: AttentionScores | None) -> Tensor | None:
+        keep, before = super().after_attention(layer, s, scores), s.packed.tokens.get(LAYER_INPUT)
+        if before is None:
+            return keep
+        packed = s.packed.without_tokens(LAYER_INPUT)
+        if keep is not None:
+            dropped = (~keep).nonzero().squeeze(1)
+            restored: Tensor = self.maps[str(layer)](before.index_select(0, dropped))  # type: ignore[index]  # a ModuleDict
+            packed = packed.with_states(packed.states.index_copy(0, dropped, restored.to(packed.states.dtype)))
+            counts = torch.bincount(packed.row_of_token[dropped], minlength=packed.count).cpu()
+            s.trace.append(Event("predictor", layer, packed.rows[ORIGIN], counts, counts))
+        s.packed = packed
+        return keep
+
+
+def length_policy(network: Network, settings: LengthSettings) -> LengthPolicy:
+    """Return the policy of lengths; with maps to restore tokens by, where the network has them."""
+    return (RestoringLengthPolicy if PREDICTORS in network.added else LengthPolicy)(network, settings)
 
 
 @dataclass
@@ -84,7 +145,7 @@ class LengthDropStage(Stage):
 
     def policy(self) -> Policy:
         """Return the policy that epochs are compared by: the middle of the trained range."""
-        return LengthPolicy(self.network, LengthSettings(constant_drop(self.network.depth, self.options.drop / 2)))
+        return length_policy(self.network, LengthSettings(constant_drop(self.network.depth, self.options.drop / 2)))
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         share, net = 1.0 / (self.options.sandwiches + 2), self.network
@@ -105,7 +166,7 @@ class LengthDropStage(Stage):
     def _short_loss(self, batch: Batch, teacher: Tensor | None, shortest: bool) -> Tensor:
         net, skipped = self.network, self.draw_skipped_layers()
         lengths = self.draw_lengths(skipped, shortest)
-        states = forward_with_dropping(net, batch.packed, LengthPolicy(net, LengthSettings(lengths)), skipped)
+        states = forward_with_dropping(net, batch.packed, length_policy(net, LengthSettings(lengths)), skipped)
         loss = self._distillation_loss(states, teacher, batch)
         return loss if self.objective is None else loss + self.objective(net, states, batch)
 
@@ -135,7 +196,8 @@ class LengthDropStage(Stage):
     def _draw_cliffs(self, skipped: frozenset[int]) -> list[tuple[float, ...]]:
         """Return nothing or, with probability `cliffs`, the cliffs whose edge is not in a skipped layer, where no token
         would be dropped."""
-        if self.options.cliffs == 0.0 or float(torch.rand(())) >= self.options.cliffs:
+        share = self.options.cliffs if self.options.cliffs >= 0.0 else 0.5 * self.network.per_token
+        if share == 0.0 or float(torch.rand(())) >= share:
             return []
         known = cliffs(constant_drop(self.network.depth, self.options.drop))
         return [lengths for lengths in known if lengths.count(1.0) + 1 not in skipped]
@@ -148,13 +210,18 @@ class LengthAdaptive(LengthMethod):
     settings = LengthSettings
     options = LengthAdaptiveOptions
     space = LengthSpace("lengths")
+    earlier_options: Mapping[str, Any] = {"restore": "state"}
 
     def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:
-        """Return the shortest lengths that are trained; no weights are added."""
-        return nn.ModuleDict({TRAINED_LENGTHS: TrainedLengths(constant_drop(network.depth, options.drop))})
+        """Return the shortest lengths that are trained and, where tokens return, a map for every layer."""
+        added = nn.ModuleDict({TRAINED_LENGTHS: TrainedLengths(constant_drop(network.depth, options.drop))})
+        if network.per_token and options.restore == "affine":
+            hidden, layers = network.encoder.hidden, range(1, network.depth + 1)
+            added[PREDICTORS] = nn.ModuleDict({str(layer): RestoringMap(hidden) for layer in layers})
+        return added
 
     def policy(self, network: Network, settings: LengthSettings) -> Policy:
-        return LengthPolicy(network, settings)
+        return length_policy(network, settings)
 
     def stages(
         self, network: Network, options: LengthAdaptiveOptions, objective: Objective | None = None
