@@ -5,7 +5,7 @@
     python benchmarks/method_tables.py exit0 --data DATA --runs RUNS --out results --only trec,sst2
 
 - `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
-  rows, two epochs). What is lost at 0.7 of the MACs?
+  rows, two epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
 - `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
 - `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. Where exits train
   independently of each other (deebert, fastbert) the second cell comes from the same training, calibrated with that
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import offramp
-from offramp import __version__, methods
+from offramp import __version__, methods, tasks
 from offramp.data.readers import read_rows
 from offramp.evaluation.collect import metric_of
 from offramp.evaluation.curves import sweep_points
@@ -48,6 +48,7 @@ SHARE = 0.7  # of the MACs at which `defaults` compares methods
 STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
 CLOSED = "without-exit0"
 INDEPENDENT = ("deebert", "fastbert")  # exits do not change each other or the model
+ONE_STAGE = ("alberta", "branchynet", "shallow_deep", "faster_dat", "depth_adaptive")  # without fine-tuning before it
 EXIT_METHODS = (*INDEPENDENT, "branchynet", "shallow_deep", "pabee", "berxit")
 
 
@@ -101,7 +102,8 @@ def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
         chosen = [name for name in EXIT_METHODS if not names or name in names]
         return [job for data in sets for method in chosen for job in _with_and_without(data, method)]
     if study == "defaults":
-        listed = [name for name in methods.names() if name not in STATIC]
+        task = tasks.get("classification")
+        listed = [name for name in methods.names() if name not in STATIC and methods.get(name).serves(task)]
         chosen = ["full", *(name for name in listed if not names or name in names)]
     else:
         chosen = ["full", *dict.fromkeys([methods.AUTO, *names])]
@@ -149,12 +151,13 @@ def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     given = dict(SETS[job.data].given) | {"model": options.model, "train": files["train"], "dev": files["held-out"]}
     given |= {"task": "classification", "seed": SEED, "lr": options.lr}
     plain = runs / "plain" / job.data
-    if job.study != "defaults" and job.method != "full" and not is_run(plain):
+    if not is_run(plain):
         offramp.train(**given, method="full", out=plain)
-    if job.study != "defaults" and job.method == "full":
+    if job.method == "full":
         run = plain
     if not is_run(run):
-        shared = {} if job.study == "defaults" or job.method == "full" else {"init": plain}
+        alone = job.study == "defaults" and job.method in ONE_STAGE
+        shared = {} if alone else {"init": plain}
         offramp.train(**given, **shared, method=job.method, out=run, options=dict(job.options))
     if job.closed:
         copy = run.with_name(f"{run.name}-closed")

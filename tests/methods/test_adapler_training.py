@@ -18,6 +18,7 @@ from offramp.methods import adapler
 from offramp.methods.adapler import AdapLeROptions, SaliencyFineTuning, SoftDroppingStage
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
+from offramp.training.forward import forward_all_layers
 from offramp.training.losses import last_exit_loss
 from offramp.training.saliency import saliency
 from tests import factories
@@ -108,7 +109,7 @@ def test_objective_of_a_depth_method_replaces_the_loss(tmp_path: Path) -> None:
         present.append(states.present)
         return 2 * last_exit_loss(network, states, batch)
 
-    _, stage = methods.get("adapler").stages(net, AdapLeROptions(), objective)
+    _, stage, _ = methods.get("adapler").stages(net, AdapLeROptions(), objective)
     stage.prepare(data, tmp_path)
     logged = stage.step(all_rows(net, data), lambda loss: loss.backward())
     plain = SoftDroppingStage(net, options=AdapLeROptions())
@@ -126,7 +127,8 @@ def test_trained_run_has_cheaper_operating_points(base: str, tmp_path: Path) -> 
 
 def test_training_with_dropping_draws_scales_and_freezes_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     net, data = network_and_rows(train_with_dropping=True, largest_scale=0.5)
-    assert [stage.name for stage in methods.get("adapler").stages(net, AdapLeROptions())] == ["fine-tune", "length"]
+    published = AdapLeROptions(train_with_dropping=False)
+    assert [stage.name for stage in methods.get("adapler").stages(net, published)] == ["fine-tune", "length"]
     *_, stage = methods.get("adapler").stages(net, AdapLeROptions(train_with_dropping=True, largest_scale=0.5))
     names = {name for name, _ in stage.trainable()}
     assert {name for name, _ in net.named_parameters()} - names == {
@@ -161,6 +163,23 @@ def test_training_with_dropping_also_learns_the_logits_with_all_tokens(tmp_path:
     assert with_all_tokens == pytest.approx(stage.step(batch, lambda _: None)["loss"].item(), abs=1e-5)
 
 
+def test_dropping_learns_the_logits_from_before_length_training(tmp_path: Path) -> None:
+    net, data = network_and_rows()
+    _, length, dropping = methods.get("adapler").stages(net, AdapLeROptions())
+    folders = [tmp_path / f"stage-{number}" for number in (1, 2)]
+    for folder in folders:
+        folder.mkdir()
+    length.prepare(data, folders[0])
+    net.eval()
+    batch = all_rows(net, data)
+    before = net(net.depth, forward_all_layers(net.encoder, batch.packed).after(net.depth))
+    with torch.no_grad():
+        net.hf.classifier.bias.add_(torch.tensor([1.0, 0.0, -1.0]))  # what length training would change
+    dropping.prepare(data, folders[1])
+    assert isinstance(dropping, adapler.RandomScaleStage) and dropping.teacher is not None
+    assert torch.allclose(dropping.teacher.for_batch(batch), before, atol=1e-5)
+
+
 def test_calibration_gives_layers_scales_of_their_own(base: str, tmp_path: Path) -> None:
     run = factories.run_folder(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
     predictor, rows = Predictor.load(str(run)), factories.labelled_rows("classification", 40, 3)
@@ -189,7 +208,7 @@ def test_too_large_scale_is_refused() -> None:
 
 def test_length_training_starts_from_the_pretrained_model(tmp_path: Path) -> None:
     net, data = network_and_rows(start="pretrained")
-    first, stage = methods.get("adapler").stages(net, AdapLeROptions(start="pretrained"))
+    first, stage, _ = methods.get("adapler").stages(net, AdapLeROptions(start="pretrained"))
     first.prepare(data, tmp_path)
     before = copy.deepcopy(net.hf.state_dict())
     with torch.no_grad():

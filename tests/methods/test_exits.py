@@ -144,7 +144,8 @@ def test_configure_refuses_values_of_another_type(name: str, wrong: dict[str, An
 
 def test_berxit_alternates_and_evaluates_heads_only_where_rows_exit() -> None:
     method, net = method_and_network("berxit")
-    (stage,) = methods.get("berxit").stages(net, BERxiTOptions())
+    fine_tuning, stage = methods.get("berxit").stages(net, BERxiTOptions())
+    assert fine_tuning.fine_tuning  # which --init replaces
     batch = Batch(pack(factories.token_ids([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
     stage.begin_epoch(0, 1, 0)
     for parameter in net.added.parameters():

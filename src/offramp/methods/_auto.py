@@ -19,7 +19,7 @@ ROWS_READ = 1000  # whose words are counted
 BY_TASK = {  # task → method and why
     "regression": ("berxit", "answers are numbers, so a learned unit decides when a row exits"),
     "tagging": ("token_exit", "every word has its own answer and halts by itself"),
-    "question_answering": ("alberta", "answers are spans, where exits and dropped tokens lose most"),
+    "question_answering": ("deebert", "answers are spans: exits on a frozen model keep the full one as it is"),
     "masked_lm": ("full", "every token needs all layers to predict a vocabulary"),
     "translation": ("depth_adaptive", "words of a translation choose their depth"),
     "multi_label": ("deebert", "several labels a row"),

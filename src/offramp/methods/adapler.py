@@ -21,8 +21,8 @@ Modifications (ours, not the paper's or its code's):
 - tasks with an answer per token: a dropped token keeps its last state, and saliency is that of the log-likelihood of
   the answers (for regression, that of the number);
 - `train_with_dropping=true` adds a fourth phase, in which the model is trained with tokens really dropped, at a scale
-  drawn for every batch up to `largest_scale`, by the labels and (`distillation`) by the logits that it gave with all
-  tokens when the phase began; thresholds and predictors are frozen.
+  drawn for every batch up to `largest_scale`, by the labels and (`distillation`) by the logits of the model that length
+  training began with; thresholds and predictors are frozen.
 
 Relations: TR-BERT decides at two layers and learns by reinforcement; PoWER-BERT keeps a number of tokens by rank, the
 same for all rows.
@@ -52,7 +52,7 @@ from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.nn.token_scorers import TokenScorer, token_shares
 from offramp.training import saliency
-from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
+from offramp.training.distillation import teacher_logits
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
 from offramp.training.losses import last_exit_loss
 from offramp.training.objectives import DroppingStage, Objective
@@ -85,17 +85,17 @@ class AdapLeRSettings:
 class AdapLeROptions:
     """How AdapLeR is trained."""
 
-    gamma: float = 0.05  # weight of the predictors' loss beside the task's
+    gamma: float = 0.1  # weight of the predictors' loss beside the task's
     phi: float = 0.01  # cost of a token in a layer; it is summed over tokens, so long rows need a smaller value
     start: Literal["fine-tuned", "pretrained"] = "fine-tuned"  # the weights that length training starts from
     best: int = 3  # epochs of fine-tuning whose saliency is averaged
-    slack: float = 0.01  # how much of the metric may be lost on dev rows; of the epochs within it the fastest is kept
+    slack: float = 0.05  # how much of the metric may be lost on dev rows; of the epochs within it the fastest is kept
     length_lr: float = 0.0  # learning rate of length training, 0: that of the run
     cut_lr: float = 1e-2  # learning rate of thresholds and amplifiers (published: 5e-4, for twenty times the steps)
     head_lr: float = 5e-4
-    train_with_dropping: bool = False  # add a stage that trains with tokens dropped, at scales up to `largest_scale`
+    train_with_dropping: bool = True  # add a stage that trains with tokens dropped, at scales up to `largest_scale`
     largest_scale: float = 1.5  # use less where a scale of 1 drops nearly all tokens
-    distillation: float = 1.0  # weight, in that stage, of the loss against the model's own logits with all tokens
+    distillation: float = 1.0  # weight, in that stage, of the loss against the model before length training
 
     def __post_init__(self) -> None:
         for name in ("gamma", "phi", "slack", "length_lr", "cut_lr", "largest_scale", "distillation"):
@@ -269,6 +269,8 @@ class SoftDroppingStage(Stage):
         if mean is not None and not path.is_file():
             saliency.write_token_table(path, mean)
         self.saliencies = saliency.token_table(self.network, data, path, saliency.saliency)
+        if self.options.train_with_dropping and self.options.distillation > 0.0:
+            teacher_logits(self.network, data, folder)  # for the phase after this one
         if self.options.start == "pretrained" and before is not None:
             self.network.hf.load_state_dict(load_file(before / PRETRAINED))
 
@@ -307,24 +309,11 @@ class RandomScaleStage(DroppingStage):
     """Phase 4, ours: tokens are dropped at a scale drawn for every batch, so that the whole curve is trained."""
 
     options: AdapLeROptions = field(kw_only=True)
-    teacher: TeacherLogits | None = None
 
     frozen_prefixes: ClassVar[tuple[str, ...]] = (f"added.{PREDICTORS}.", "added.cuts.")
 
     def training_policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(self.options.largest_scale * float(torch.rand(()))))
-
-    def prepare(self, data: Data, folder: Path) -> None:
-        if self.options.distillation > 0.0:
-            self.teacher = teacher_logits(self.network, data, folder)
-
-    def loss(self, states: LayerStates, batch: Batch) -> Tensor:
-        loss, net = super().loss(states, batch), self.network
-        if self.teacher is None:
-            return loss
-        logits = net(net.depth, states.after(net.depth))
-        distance = distillation_loss(net, logits, self.teacher.for_batch(batch), batch.packed)
-        return loss + self.options.distillation * distance
 
     def policy(self) -> Policy:
         return AdapLeRPolicy(self.network, AdapLeRSettings(scale=1.0))
@@ -353,5 +342,12 @@ class AdapLeR(LengthMethod):
         rate, loss = options.head_lr, objective or last_exit_loss
         first = SaliencyFineTuning(network, "fine-tune", rate, fine_tuning=True, options=options)
         length = SoftDroppingStage(network, "length", rate, options=options, first=first, objective=loss)
-        dropping = RandomScaleStage(network, "train with dropping", rate, objective=loss, options=options)
+        dropping = RandomScaleStage(
+            network,
+            "train with dropping",
+            rate,
+            objective=loss,
+            distillation=options.distillation,
+            options=options,
+        )
         return [first, length, *([dropping] if options.train_with_dropping else [])]

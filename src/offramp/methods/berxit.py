@@ -9,6 +9,7 @@ Modifications (ours, not the paper's or its code's):
 - its squared error is added in the steps that train all exits;
 - alternation restarts with every epoch, as in the code; the sum over exits includes the last one, as in the paper;
 - `weights=index` gives later exits more weight, with the same total;
+- the model is fine-tuned before the exits are trained with it (`mixed=false`: together from the beginning);
 - an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`). The unit that decides reads states
   only. `exit0=false` is without it.
 
@@ -17,7 +18,7 @@ Relations: BranchyNet with another schedule and a learned rule. With PABEE, the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -39,6 +40,7 @@ from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.forward import LayerStates
 from offramp.training.objectives import AlternatingStage, Objective, after_fine_tuning, joint_hooks, weighted_exit_loss
 from offramp.training.stage import Stage
+from offramp.utils.merged_dataclass import SINGLE_METHOD_ONLY
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class BERxiTOptions(WeightedOptions):
     """How exits are built and trained; by default every exit has the weight of the last one in its own steps."""
 
     weights: Literal["index", "uniform"] = "uniform"
+    mixed: bool = field(default=True, metadata=SINGLE_METHOD_ONLY)  # fine-tune the backbone alone first
 
 
 class ExitErrorUnit(nn.Module):

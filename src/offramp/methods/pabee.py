@@ -6,7 +6,8 @@ in `patience` consecutive comparisons of neighbouring exits. Numbers agree when 
 Modifications (ours, not the paper's or its code's): every row has its own count (the published code waits for the whole
 batch); each exit has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the
 last exit is the model's own head; exit 0, on the embeddings, counts as an exit, and its head also reads a bag of words
-(`bag_of_words`), so that patience 1 can end after layer 1. `exit0=false` is without it.
+(`bag_of_words`), so that patience 1 can end after layer 1 (`exit0=false` is without it); the model is fine-tuned before
+the exits are trained with it (`mixed=false`: together from the beginning).
 
 Relations: needs no distribution over answers, so that it also serves regression, as BERxiT does, which learns when to
 exit.
@@ -14,7 +15,7 @@ exit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ from offramp.errors import OfframpError
 from offramp.methods._base import DepthMethod
 from offramp.methods._shared.token_memory import remember
 from offramp.nn.confidence import same_answers
+from offramp.nn.exit_policies import WeightedOptions
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace
+from offramp.utils.merged_dataclass import SINGLE_METHOD_ONLY
 
 PREVIOUS_LOGITS = Column("previous_logits", torch.float32, None, "logits of the exit before, per row or per token")
 STREAK = Column("streak", torch.int64, None, "how many consecutive comparisons of exits agreed")
@@ -95,11 +98,19 @@ class PABEEPolicy(Policy):
         return "" if streak is None else f"agreed {int(streak[0])} of {self.settings.patience} times"
 
 
+@dataclass(frozen=True)
+class PABEEOptions(WeightedOptions):
+    """How exits are built and trained; the backbone is fine-tuned alone first."""
+
+    mixed: bool = field(default=True, metadata=SINGLE_METHOD_ONLY)
+
+
 class PABEE(DepthMethod):
     """Rows exit where consecutive exits agree."""
 
     name = "pabee"
     settings = PABEESettings
+    options = PABEEOptions
     space = IntegerSpace("patience", full_value=0)
     needs = frozenset()
 

@@ -9,6 +9,7 @@ Modifications (ours, not the paper's or its code's):
 - tokens are really dropped at any batch size;
 - padding never takes part, so that ranks which no training row reaches start at 0;
 - weights have a learning rate of their own and no weight decay;
+- the last stage also learns the logits of the fine-tuned model (`distillation`; 0 is as published);
 - counts are stored with the model;
 - a run-time `scale` shrinks all counts, so that one training gives a short curve (the paper's curve is one training for
   each penalty; share the first stage with --init).
@@ -37,6 +38,7 @@ from offramp.methods._shared.lengths import best_tokens, check_depth, token_rank
 from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
+from offramp.training.distillation import teacher_logits
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers
 from offramp.training.losses import last_exit_loss
 from offramp.training.objectives import DroppingStage, Objective
@@ -62,11 +64,14 @@ class PoWERBERTOptions:
     """How counts are found: the larger the penalty, the fewer tokens are kept."""
 
     penalty: float = 1e-3
-    soft_lr: float = 5e-3  # learning rate of the rank weights
+    soft_lr: float = 1e-2  # learning rate of the rank weights
+    distillation: float = 1.0  # weight, with fixed counts, of the loss against the model before the search
     counts: tuple[float, ...] = ()  # tokens that each layer keeps; given, they are not searched
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
+        if not self.distillation >= 0.0:
+            raise OfframpError("a weight of distillation", f"distillation={self.distillation}", "use 0 or more")
         if not (0.0 <= self.penalty < float("inf") and 0.0 < self.soft_lr < 1.0):
             given = f"penalty={self.penalty}, soft_lr={self.soft_lr}"
             raise OfframpError("a penalty and a learning rate", given, "use e.g. penalty=0.001, soft_lr=0.005")
@@ -145,6 +150,8 @@ class RankSearchStage(Stage):
 
     def prepare(self, data: Data, folder: Path) -> None:
         self.longest = max(len(e.ids) for e in data.encoded)
+        if self.options.distillation > 0.0:
+            teacher_logits(self.network, data, folder)  # for the stage after this one
         with torch.no_grad():
             retention(self.network).weights[:, self.longest :] = 0.0
 
@@ -210,7 +217,7 @@ class PoWERBERT(LengthMethod):
         return [
             Stage(network, "fine-tune", rate, fine_tuning=True),
             *search,
-            FixedCountsStage(network, "re-train", rate, objective=loss),
+            FixedCountsStage(network, "re-train", rate, objective=loss, distillation=options.distillation),
         ]
 
     def about(self, network: Network) -> dict[str, list[int]]:

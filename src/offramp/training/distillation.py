@@ -42,6 +42,11 @@ def teacher_logits(network: Network, data: Data, folder: Path, size: int = 32) -
     return TeacherLogits(load_or_compute(folder / TEACHER_FILE, compute)["logits"].split(sizes))
 
 
+def stored_teacher_folder(folder: Path) -> Path:
+    """Return the folder of the first stage that stored a teacher's logits; without one, the stage's own `folder`."""
+    return next((path.parent for path in sorted(folder.parent.glob(f"stage-*/{TEACHER_FILE}"))), folder)
+
+
 def _full_model_logits(network: Network, data: Data, start: int, size: int) -> Tensor:
     packed = pack_rows(network.task, data.encoded[start : start + size]).to(network.device)
     with torch.no_grad():

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from offramp.core.policy import Policy
-from offramp.nn.batches import Batch
+from offramp.nn.batches import Batch, Data
 from offramp.nn.exit_policies import JointOptions, WeightedOptions, exit_weights
 from offramp.nn.network import Network
-from offramp.training.distillation import distillation_loss
+from offramp.training.distillation import (
+    TeacherLogits,
+    distillation_loss,
+    stored_teacher_folder,
+    teacher_logits,
+)
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
 from offramp.training.losses import exit_loss, exit_losses, last_exit_loss
 from offramp.training.stage import Backward, Stage, forward_frozen
@@ -137,14 +143,24 @@ class ExitHeadStage(Stage):
 
 @dataclass
 class DroppingStage(Stage):
-    """Trains with tokens really dropped: the parameters that choose them are frozen, the others adapt to the loss."""
+    """Trains with tokens really dropped: the parameters that choose them are frozen, the others adapt to the loss.
+
+    With `distillation` above 0 they also learn the logits of the full model: those that an earlier stage stored (before
+    it trained for fewer tokens), else the model's own with all tokens when this stage begins.
+    """
 
     objective: Objective = last_exit_loss
+    distillation: float = 0.0  # weight of the loss against the teacher
+    teacher: TeacherLogits | None = None
 
     frozen_prefixes: ClassVar[tuple[str, ...]]  # how the names of the parameters begin that choose tokens
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.network.named_parameters() if not name.startswith(self.frozen_prefixes)]
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        if self.distillation > 0.0:
+            self.teacher = teacher_logits(self.network, data, stored_teacher_folder(folder))
 
     def training_policy(self) -> Policy:
         """Return the policy of the next training batch: that of dev rows, unless a method varies it."""
@@ -157,4 +173,8 @@ class DroppingStage(Stage):
 
     def loss(self, states: LayerStates, batch: Batch) -> Tensor:
         """Return the loss of the states after a pass with dropped tokens."""
-        return self.objective(self.network, states, batch)
+        loss, net = self.objective(self.network, states, batch), self.network
+        if self.teacher is None:
+            return loss
+        logits = net(net.depth, states.after(net.depth))
+        return loss + self.distillation * distillation_loss(net, logits, self.teacher.for_batch(batch), batch.packed)
