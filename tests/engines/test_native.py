@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,18 +14,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offramp import engines, methods
+from offramp.core import cost
 from offramp.core.columns import PATIENCE, TEMPERATURES, THRESHOLDS
 from offramp.core.engine import Engine
-from offramp.core.loop import Result, run
+from offramp.core.loop import Result, rule_for_arrays, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.core.rules import ExitRule
+from offramp.data.tokenization import Encoded
 from offramp.engines import EngineOptions
 from offramp.engines.native import import_native, unserved_reason
 from offramp.engines.native.engine import NativeEngine
 from offramp.engines.native.library import INSTRUCTION_SET
 from offramp.errors import OfframpError
+from offramp.inference.batching import run_packed, run_rows
 from offramp.nn.network import Network
+from offramp.tasks.multi_label import MultiLabelTask
 from tests import factories
 
 SERVED = ("albert", "bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
@@ -348,3 +353,29 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_rules_name_the_measures_they_serve() -> None:
     engine = native(plain_network())
     assert not engine.runs_rule(ExitRule("length", (0,), (1.0,)), plain_network())  # type: ignore[arg-type]  # unknown
+
+
+@pytest.mark.parametrize("method, options", [("deebert", {"threshold": 1.05}), ("pabee", {"patience": 1})])
+def test_rows_as_arrays_equal_packed_rows_and_their_counted_costs(method: str, options: dict[str, Any]) -> None:
+    net, chosen = network_of(method), methods.get(method)
+    policy = chosen.policy(net, chosen.settings(**options))
+    engine = engines.make("native", net.encoder, EngineOptions("fp32", 1))
+    rows = [Encoded(ids, [0] * len(ids), n, [], [], 0) for n, ids in enumerate(factories.token_ids(list(LENGTHS), 3))]
+    assert rule_for_arrays(engine, engine.compile_heads(net), policy) is not None
+    for batch in (rows, rows[:1]):
+        fast = run_rows(net, engine, policy, batch)
+        slow = run_packed(net, engine, policy, pack([row.ids for row in batch]))
+        assert all((a == b).all() for a, b in zip(fast.logits, slow.logits, strict=True)) and fast.finite
+        stepped = run(engines.make("torch", net.encoder), net, policy, pack([row.ids for row in batch]))
+        assert fast.macs.tolist() == pytest.approx(cost.macs(list(stepped.trace), net, len(batch)).tolist())
+        for name in ("exit_layer", "macs", "tokens_kept", "tokens_by_layer"):
+            assert (getattr(fast, name) == getattr(slow, name)).all(), name
+
+
+@pytest.mark.parametrize("method", ["deebert", "fastbert", "shallow_deep", "pabee"])
+def test_several_distributions_a_row_are_no_rule(method: str) -> None:
+    """A row of a multi-label task has one distribution for each label, which no measure of a rule knows."""
+    net, chosen = network_of(method), methods.get(method)
+    several = replace(net, task=MultiLabelTask(("a", "b", "c")))
+    assert chosen.policy(net, chosen.settings()).rule() is not None
+    assert chosen.policy(several, chosen.settings()).rule() is None

@@ -122,3 +122,10 @@ def test_packing_rounds_weights_by_output() -> None:
     values = packed[: 32 * 4].view(np.int8).reshape(32, 4)
     assert values[:2, :3].tolist() == [[64, -127, 32], [127, 0, -64]] and not values[2:].any()
     assert packed[32 * 4 :].view(np.float32)[:2] == pytest.approx([1 / 127, 100 / 127])
+
+
+def test_the_cache_folder_may_be_another_one_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFRAMP_CACHE", str(tmp_path))
+    assert weights.packed_weights_folder() == tmp_path / "native"
+    monkeypatch.setenv("OFFRAMP_CACHE", "none")
+    assert weights.packed_weights_folder() is None

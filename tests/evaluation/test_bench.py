@@ -21,6 +21,7 @@ from offramp.evaluation.contenders import Contender, ContenderOutput, Contenders
 from offramp.evaluation.peers import BenchModel
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
+from offramp.nn.outputs import RunOutput
 from tests.factories import labelled_rows, run_folder
 
 FIELDS = {"engine", "precision", "batch_size", "budget", "rows_per_second", "p50_ms", "p95_ms", "peak_mb", "metrics",
@@ -126,8 +127,8 @@ def fixed_contenders(
     contenders = Contenders(BenchModel(str(run), "", "", 1), LABELS)
     for contender, (second, exits) in outputs.items():
         logits = [np.array([0.0, one]) for one in second]
-        compute = (None, None) if contender.peer else (np.ones(4), np.array(exits, dtype=np.float64))
-        contenders.opened[contender] = lambda batch, given=(logits, *compute): ContenderOutput(*given)
+        output = None if contender.peer else RunOutput(logits, np.array(exits, float), np.ones(4), np.ones(4))
+        contenders.opened[contender] = lambda batch, given=(logits, output): ContenderOutput(*given)
     return contenders, data
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.core.layout import AttentionScores, Layout
-from offramp.core.packed import Packed
+from offramp.core.packed import Packed, RowArrays
 from offramp.core.rules import ExitRule
 
 
@@ -30,6 +32,7 @@ class Engine(Protocol):
     """Executes half-layers; `run_segment` and `run_rule` are fast paths that an engine may add."""
 
     rule_measures: ClassVar[frozenset[str]] = frozenset()  # measures of the rules that `run_rule` understands
+    takes_arrays: ClassVar[bool] = False  # whether `run_rule_arrays` exists, for rows that are nothing but token ids
 
     @property
     def depth(self) -> int:
@@ -64,6 +67,12 @@ class Engine(Protocol):
     def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
         """Run a whole batch under an exit rule; called only where `runs_rule` is true."""
         raise AssertionError(f"this engine lists no measures, so it is never given the rule {rule}")
+
+    def run_rule_arrays(
+        self, rule: ExitRule, exit_heads: ExitHeads, rows: RowArrays
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Run rows of token ids under a rule without tensors: logits, and the layer where each row left."""
+        raise AssertionError(f"this engine takes no arrays, so it is never given the rule {rule}")
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context held while a batch runs: an engine with its own threads restrains torch's meanwhile."""

@@ -27,7 +27,7 @@ from offramp.core.engine import Engine, ExitHeads
 from offramp.core.layout import AttentionScores, layout
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.core.rules import RuleTrace
+from offramp.core.rules import ExitRule, RuleTrace
 from offramp.errors import OfframpError
 
 __all__ = ["Engine", "ExitHeads", "Exited", "Result", "State", "merge", "run", "start", "step"]
@@ -245,6 +245,14 @@ def run(engine: Engine, exit_heads: ExitHeads, policy: Policy, packed: Packed) -
         while not state.done:
             step(engine, policy, state)
         return state.result()
+
+
+def rule_for_arrays(engine: Engine, exit_heads: ExitHeads, policy: Policy) -> ExitRule | None:
+    """Return the policy's rule if the engine runs it on plain arrays of token ids; None: the rows must be packed."""
+    if not engine.takes_arrays or exit_heads.per_token:
+        return None
+    rule = policy.rule()
+    return None if rule is None or rule.by_row or not engine.runs_rule(rule, exit_heads) else rule
 
 
 def start(engine: Engine, exit_heads: ExitHeads, policy: Policy, packed: Packed) -> State:

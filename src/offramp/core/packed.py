@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -189,8 +190,17 @@ class Packed:
         return memory.index_copy(0, self.tokens[ORIGIN], self.states)  # [original tokens, hidden]
 
 
-def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Pack rows of token ids into a batch with the columns ID, TYPE, POSITION and ORIGIN; it has no states yet."""
+class RowArrays(NamedTuple):
+    """Rows of token ids as plain arrays, one row after another."""
+
+    ids: NDArray[np.int64]  # [tokens]
+    types: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # [rows]
+
+
+def arrays_of_rows(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> RowArrays:
+    """Return rows of token ids as arrays, with positions."""
     if not ids or any(len(row) == 0 for row in ids):
         raise OfframpError("to pack a batch", "no rows, or a row without tokens", "give every row at least one token")
     lengths = np.fromiter((len(row) for row in ids), np.int64, len(ids))
@@ -198,7 +208,13 @@ def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = N
     kinds = joined(types) if types else np.zeros_like(flat)
     origin = np.arange(len(flat))
     position = origin if len(ids) == 1 else origin - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    columns: dict[str, NDArray[np.int64]] = {ID: flat, TYPE: kinds, POSITION: position, ORIGIN: origin}
+    return RowArrays(flat, kinds, position, lengths)
+
+
+def pack(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
+    """Pack rows of token ids into a batch with the columns ID, TYPE, POSITION and ORIGIN; it has no states yet."""
+    flat, kinds, position, lengths = arrays_of_rows(ids, types)
+    columns = {ID: flat, TYPE: kinds, POSITION: position, ORIGIN: np.arange(len(flat))}
     tokens: dict[str, Tensor] = {name: torch.from_numpy(column) for name, column in columns.items()}
     return Packed(torch.empty(0), torch.from_numpy(lengths), {ORIGIN: torch.arange(len(ids))}, tokens)
 

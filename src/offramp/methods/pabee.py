@@ -62,7 +62,7 @@ class PABEEPolicy(Policy):
         return Needs(should_exit=reads, logits=reads)
 
     def rule(self) -> ExitRule | None:
-        if self.task.kind != "row":
+        if self.task.kind != "row" or "several distributions a row" in self.task.provides:
             return None
         patience, tolerance = self.settings.patience, self.settings.tolerance
         exits = tuple(sorted(self.exits))

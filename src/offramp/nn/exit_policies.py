@@ -128,6 +128,7 @@ class ThresholdPolicy(UncertaintyPolicy):
 
     rule_measure: ClassVar[Measure | None] = None  # the name of the measure in exit rules
     reads_rows: bool = False  # thresholds and temperatures come from row columns
+    _rule: ExitRule | None = None
 
     def __init__(self, network: Network, settings: ThresholdSettings) -> None:
         self.task, self.settings = network.task, settings
@@ -159,9 +160,14 @@ class ThresholdPolicy(UncertaintyPolicy):
         """Return the policy as data where each row has one distribution and the measure is a known one."""
         if self.rule_measure is None or self.task.kind != "row":
             return None
+        if self.rule_measure != "exit_unit" and "several distributions a row" in self.task.provides:
+            return None
+        if self._rule is not None:  # one object for all batches, so that an engine finds what it prepared for it
+            return self._rule
         exits, settings = tuple(self.exit_numbers), self.settings
         thresholds = tuple(settings.threshold_of(number) for number in self.exit_numbers.values())
-        return ExitRule(self.rule_measure, exits, thresholds, settings.temperatures, by_row=self.reads_rows)
+        self._rule = ExitRule(self.rule_measure, exits, thresholds, settings.temperatures, by_row=self.reads_rows)
+        return self._rule
 
     def row_settings(self) -> dict[str, Tensor]:
         """Return thresholds and temperatures as the columns of one row."""  # [exits] each
@@ -172,7 +178,7 @@ class ThresholdPolicy(UncertaintyPolicy):
     def by_row(self) -> ThresholdPolicy:
         """Return the same policy with thresholds and temperatures read from row columns."""
         policy = copy(self)
-        policy.reads_rows = True
+        policy.reads_rows, policy._rule = True, None
         return policy
 
     def reason(self, layer: int, s: State) -> str:

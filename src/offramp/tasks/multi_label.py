@@ -35,7 +35,9 @@ class MultiLabelTask(_texts.TextTask):
     name: ClassVar[str] = "multi_label"
     target: ClassVar[str] = "labels"
     metric: ClassVar[str] = "micro_f1"
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
+    provides: ClassVar[frozenset[str]] = frozenset(
+        {"distribution", "example_error", "one answer a row", "several distributions a row"}
+    )
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from offramp.backbones._post_norm import PostNormLayer
 from offramp.core.columns import ID, PATIENCE, POSITION, TEMPERATURES, THRESHOLDS, TYPE
 from offramp.core.engine import Engine, ExitHeads, RuleResult, Segment
 from offramp.core.layout import AttentionScores, Layout
-from offramp.core.packed import Packed
+from offramp.core.packed import Packed, RowArrays
 from offramp.core.rules import ExitRule
 from offramp.engines import EngineOptions
 from offramp.engines.native.heads import NativeExitHeads
@@ -46,6 +47,8 @@ class NativeEngine(Engine):
     rule_measures: ClassVar[frozenset[str]] = frozenset(
         {"entropy", "normalised_entropy", "least_confidence", "exit_unit", "patience"}
     )
+
+    takes_arrays: ClassVar[bool] = True
 
     def __init__(self, encoder: Encoder, native: Any, precision: str) -> None:
         self.encoder, self.native, self.precision = encoder, native, precision
@@ -107,30 +110,33 @@ class NativeEngine(Engine):
 
     def run_rule(self, rule: ExitRule, exit_heads: ExitHeads, packed: Packed) -> RuleResult:
         """Run a whole batch under an exit rule, in one call."""
-        heads, tokens, rows = self._own(exit_heads), packed.tokens, packed.rows
+        tokens, rows = packed.tokens, packed.rows
+        given: list[Any] = [None, None, None]  # thresholds, temperatures and patience of each row
+        if rule.by_row and rule.measure == "patience":
+            given[2] = rows[PATIENCE].contiguous().numpy()
+        elif rule.by_row:
+            given[0] = rows[THRESHOLDS].contiguous().numpy()
+            given[1] = rows[TEMPERATURES].contiguous().numpy() if TEMPERATURES in rows else None
+        columns = (tokens[ID].numpy(), tokens[TYPE].numpy(), tokens[POSITION].numpy(), packed.lengths.numpy())
+        logits, exit_layer = self._run_rule(rule, exit_heads, RowArrays(*columns), given)
+        return RuleResult(torch.from_numpy(logits), torch.from_numpy(exit_layer))
+
+    def run_rule_arrays(
+        self, rule: ExitRule, exit_heads: ExitHeads, rows: RowArrays
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """Run rows of token ids under an exit rule, in one call and without tensors."""
+        return self._run_rule(rule, exit_heads, rows, (None, None, None))
+
+    def _run_rule(
+        self, rule: ExitRule, exit_heads: ExitHeads, rows: RowArrays, by_row: Sequence[Any]
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        heads, count = self._own(exit_heads), len(rows.lengths)
         plan = self._plan(rule, heads)
         assert plan is not None, "the loop calls runs_rule first"
-        logits = torch.empty(packed.count, heads.outputs(self.depth))
-        exit_layer = torch.empty(packed.count, dtype=torch.int64)
-        thresholds = temperatures = patience = None
-        if rule.by_row and rule.measure == "patience":
-            patience = rows[PATIENCE].contiguous().numpy()
-        elif rule.by_row:
-            thresholds = rows[THRESHOLDS].contiguous().numpy()
-            temperatures = rows[TEMPERATURES].contiguous().numpy() if TEMPERATURES in rows else None
-        self.native.run_rule(
-            *plan,
-            tokens[ID].numpy(),
-            tokens[TYPE].numpy(),
-            tokens[POSITION].numpy(),
-            packed.lengths.numpy(),
-            thresholds,
-            temperatures,
-            patience,
-            logits.numpy(),
-            exit_layer.numpy(),
-        )
-        return RuleResult(logits, exit_layer)
+        logits = np.empty((count, heads.outputs(self.depth)), np.float32)
+        exit_layer = np.empty(count, np.int64)
+        self.native.run_rule(*plan, *rows, *by_row, logits, exit_layer)
+        return logits, exit_layer
 
     def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:
         """Return the same exit heads in C++ where they are described."""

@@ -1,4 +1,4 @@
-"""Matrices packed for the kernels, kept in the user's cache folder so that the next start only maps a file.
+"""Matrices packed for the kernels, kept in the cache folder (`--cache`) so that the next start only maps a file.
 
 The file's name is a digest of the weights, the precision and the version of the package; its content ends in a digest
 of itself. A file that is damaged, or written by another version, is packed again. A folder that cannot be written costs
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.engines.native.library import import_native
-from offramp.utils.files import user_cache_folder
+from offramp.utils.cache_folder import cache_folder
 
 SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
 MOST_FILES = 32  # the least recently used ones are removed
@@ -64,17 +64,21 @@ def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
     ]
 
 
-def packed_weights_folder() -> Path:
-    """Return the folder of packed weights in the user's cache."""
-    return user_cache_folder() / "native"
+def packed_weights_folder() -> Path | None:
+    """Return the folder of packed weights in the cache folder; None where nothing is kept."""
+    base = cache_folder()
+    return None if base is None else base / "native"
 
 
-def _path(matrices: Sequence[Matrix], precision: str) -> Path:
+def _path(matrices: Sequence[Matrix], precision: str) -> Path | None:
+    folder = packed_weights_folder()
+    if folder is None:
+        return None
     digest = hashlib.sha256(f"{import_native().__version__} {precision} {import_native().PANEL}".encode())
     for matrix in matrices:
         digest.update(repr(matrix.weight.shape).encode())
         digest.update(matrix.weight.data)
-    return packed_weights_folder() / f"{digest.hexdigest()[:40]}.packed"
+    return folder / f"{digest.hexdigest()[:40]}.packed"
 
 
 def _places(sizes: Sequence[int]) -> list[int]:
