@@ -18,7 +18,7 @@ from offramp.errors import OfframpError
 
 NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
 METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # a data set is reported by the first it has
-BY_DATA = {"mrpc": "f1"}
+BY_DATA = {"mrpc": "f1", "cola": "matthews"}
 LOSSES = (0.005, 0.01, 0.02)  # reports quote the cheapest point that loses at most this much
 Cell = dict[str, Any]
 
