@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from offramp.commands.serve import ServeOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,8 +30,21 @@ def test_probes_use_paths_that_the_server_has() -> None:
 
 
 def test_the_ray_version_is_the_tested_one() -> None:
-    (job,) = documents("kuberay-job.yaml")
-    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
+    (job,), (service,) = documents("kuberay-job.yaml"), documents("kuberay-service.yaml")
+    pinned = (ROOT / "constraints.txt").read_text().split()
+    for cluster in (job["spec"]["rayClusterSpec"], service["spec"]["rayClusterConfig"]):
+        assert f"ray=={cluster['rayVersion']}" in pinned
+
+
+def test_the_ray_service_is_one_that_ray_and_offramp_accept() -> None:
+    (service,) = documents("kuberay-service.yaml")
+    config = ServeDeploySchema(**yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    module, function = application.import_path.split(":")
+    assert callable(getattr(import_module(module), function))
+    given = dict(application.args)
+    assert given.pop("runs") and given.pop("gateways")
+    ServeOptions(cluster="auto", api_key="key", **given)
 
 
 def test_containers_do_not_run_as_root() -> None:
