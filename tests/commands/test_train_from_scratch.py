@@ -48,6 +48,26 @@ def test_a_tokenizer_is_learned_from_the_training_rows(tmp_path: Path) -> None:
     }
 
 
+def test_embeddings_that_began_from_scratch_are_fine_tuned_at_a_rate_of_their_own(base: str, tmp_path: Path) -> None:
+    def rate(folder: str) -> float:
+        recipe = yaml.safe_load((tmp_path / folder / "run" / "recipe.yaml").read_text())
+        return float(recipe["schedule"]["embedding_lr"])
+
+    for folder in ("pretrained", "tuned", "again", "untrained", "other", "given"):
+        (tmp_path / folder).mkdir()
+    train_tiny(tmp_path / "pretrained", vocabulary=150)
+    losses = json.loads((tmp_path / "pretrained" / "run" / "losses.json").read_text())["stages"]
+    assert [len([loss for loss in stage if loss is not None]) for stage in losses] == [5], "a point for every step"
+    began = {"from_scratch": False, "shape": None, "kind": "classification"}
+    train_tiny(tmp_path / "tuned", model=tmp_path / "pretrained" / "run", **began)
+    train_tiny(tmp_path / "again", model=None, init=tmp_path / "tuned" / "run", method="deebert", **began)
+    train_tiny(tmp_path / "untrained", "classification", vocabulary=150)
+    train_tiny(tmp_path / "other", model=base, **began)
+    train_tiny(tmp_path / "given", model=tmp_path / "pretrained" / "run", embedding_lr=0.01, **began)
+    found = {folder: rate(folder) for folder in ("pretrained", "tuned", "again", "untrained", "other", "given")}
+    assert found == {"pretrained": 0.0, "tuned": 2e-3, "again": 2e-3, "untrained": 2e-3, "other": 0.0, "given": 0.01}
+
+
 def test_another_models_tokenizer_is_taken(base: str, tmp_path: Path) -> None:
     trained = train_tiny(tmp_path, "classification", tokenizer=base, method="deebert")
     assert trained.model.tokenizer.get_vocab() == factories.wordpiece_tokenizer().get_vocab()

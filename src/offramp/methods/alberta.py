@@ -1,6 +1,6 @@
 """ALBERTa (Li et al. 2024): after a short prefix a small network predicts how many layers each row needs.
 
-What it does: the first `prefix` layers run for every row. From their pooled output a predictor gives, by softmax, the
+What it does: the first `prefix` layers (by default the first hidden group) run for every row. From their pooled output a predictor gives, by softmax, the
 probability of each number of further layers, and by RevPC (reverse, cumulative sum, reverse) the probability p that
 each later layer is needed: 1 for the first one, never rising. In training both halves of every later layer are
 multiplied by p, so that the task's loss alone trains the predictor and one mini-batch trains many depths. At run time a
@@ -10,13 +10,19 @@ Executed layers keep their p, as in training; `hard=true` runs them at full stre
 Modifications (ours, not the paper's):
 - `x + p·(half(x) − x)` replaces `x + p·f(LN(x))`: the same on pre-norm layers and right on post-norm ones, so that any
   pretrained model can be used;
-- the predictor starts at full depth, and reads mean and maximum over tokens (`pool=first` is the paper's) after a norm;
+- the predictor starts with most of its weight on full depth (`start`: a larger value begins nearer to the plain model,
+  but its saturated softmax hardly learns), and reads mean and maximum over tokens (`pool=first` is the paper's) after a
+  norm;
 - one vector over all later layers, not one for each hidden group;
 - `penalty` (0 by default) on the expected share of layers, which grows linearly during training; without it, as in the
   paper, only γ asks for fewer layers;
 - `cut=true` (off by default) also cuts rows in training at depths drawn from their own distribution, so that short
   stacks are trained as they run;
 - `head` gives each earlier depth an exit head of its own, where the model's head reads one token.
+
+The poster trains the predictor with the backbone from the first step of masked-language pretraining on:
+`offramp train --task masked_lm --method alberta --model alberta --from-scratch`; fine-tuning from that run (`--model`)
+continues with its predictor.
 
 Relations: BERxiT decides at every exit, this method once; it is PALBERT's Q-exit with q = 1 − γ. `gamma=0` is the
 paper's "no early exit", `revpc=false` its raw softmax; positions are left out in the configuration of the `alberta`
@@ -51,6 +57,7 @@ from offramp.training.losses import exit_loss
 from offramp.training.objectives import JointStage
 from offramp.training.stage import Stage
 
+FIRST_GROUP = -1
 LAYER_NEEDS = Column("layer_needs", torch.float32, None, "probability that each gated layer is needed, [rows, gated]")
 PLANNED_DEPTH = Column("planned_depth", torch.int64, None, "layers that a row goes through")
 EXECUTED = Column("executed", torch.bool, None, "whether each gated layer runs in this training step, [rows, gated]")
@@ -75,10 +82,10 @@ class ALBERTaSettings:
 class ALBERTaOptions:
     """How ALBERTa is built and trained."""
 
-    prefix: int = 1  # layers that always run, before the depth is predicted
+    prefix: int = FIRST_GROUP  # layers that always run, before the depth is predicted; −1: the first hidden group
     pool: Pool = "meanmax"  # what the predictor reads
     revpc: bool = True
-    start: float = 8.0  # initial logit of full depth, above those of other depths
+    start: float = 2.0  # initial logit of full depth, above those of other depths
     penalty: float = 0.0  # weight of the expected share of gated layers in the loss
     cut: bool = False  # cut rows in training at depths drawn from their distribution
     explore: float = 0.0  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
@@ -86,6 +93,9 @@ class ALBERTaOptions:
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
+        if self.prefix < FIRST_GROUP:
+            fix = "use 0 or more, or −1 for the first hidden group"
+            raise OfframpError("a number of layers before the depth is predicted", f"prefix={self.prefix}", fix)
         if not self.penalty >= 0.0:
             raise OfframpError("a depth penalty", f"penalty={self.penalty}", "use 0 (none) or more, e.g. 0.1")
         if not 0.0 <= self.explore <= 1.0 or (self.explore > 0.0 and not self.cut):
@@ -96,13 +106,25 @@ class ALBERTaOptions:
             raise OfframpError("exit heads below the last layer", f"head={self.head} with cut=false", fix)
 
 
+def prefix_length(network: Network, options: ALBERTaOptions) -> int:
+    """Return how many layers always run: as many as stated, or the first layers that share their parameters.
+
+    Where all layers share one block (ALBERT), no group ends before the last layer, and the prefix is one layer.
+    """
+    if options.prefix != FIRST_GROUP:
+        return options.prefix
+    first_parameters = [next(iter(layer.parameters())) for layer in network.encoder.layers]
+    group = next((place for place, own in enumerate(first_parameters) if own is not first_parameters[0]), 1)
+    return min(group, max(0, network.depth - 2))
+
+
 class StructurePredictor(nn.Module):
     """Predicts from pooled states after the prefix the probability that each later layer is needed."""
 
     def __init__(self, network: Network, options: ALBERTaOptions) -> None:
         super().__init__()
-        self.prefix, self.pool, self.revpc = options.prefix, options.pool, options.revpc
-        hidden, gated = network.encoder.hidden, network.depth - options.prefix
+        self.prefix, self.pool, self.revpc = prefix_length(network, options), options.pool, options.revpc
+        hidden, gated = network.encoder.hidden, network.depth - self.prefix
         wide = 2 * hidden if options.pool == "meanmax" else hidden
         self.norm, self.first, self.last = nn.LayerNorm(wide), nn.Linear(wide, hidden), nn.Linear(hidden, gated)
         nn.init.normal_(self.last.weight, std=0.02)
@@ -212,16 +234,17 @@ class ALBERTa(Method):
     hf_equal = False
 
     def modules(self, network: Network, options: ALBERTaOptions) -> nn.ModuleDict:
-        if not 0 <= options.prefix <= network.depth - 2:
+        prefix = prefix_length(network, options)
+        if prefix > network.depth - 2:
             fix = f"use 0 to {network.depth - 2} for this model: at least two layers must be left to choose from"
-            raise OfframpError("a number of layers before the depth is predicted", f"prefix={options.prefix}", fix)
+            raise OfframpError("a number of layers before the depth is predicted", f"prefix={prefix}", fix)
         exits: dict[str, nn.Module] = {
             str(layer): SharedExitHead(network.model_head.apply, network.model_head.cost)
-            for layer in range(options.prefix, network.depth)
+            for layer in range(prefix, network.depth)
         }
         if options.head != "own" and not network.per_token:
             hidden, outputs = network.encoder.hidden, network.task.outputs
-            later = [layer for layer in exits if int(layer) > options.prefix]
+            later = [layer for layer in exits if int(layer) > prefix]
             exits.update({layer: ExitHead(hidden, outputs, options.head) for layer in later})
         return nn.ModuleDict({EXIT_HEADS: nn.ModuleDict(exits), EXIT_UNIT: StructurePredictor(network, options)})
 
@@ -230,15 +253,16 @@ class ALBERTa(Method):
 
     def stages(self, network: Network, options: ALBERTaOptions) -> list[Stage]:
         """Return one stage: the task's loss through soft gates."""
+        prefix = prefix_length(network, options)
 
         def gate(layer: int, states: LayerStates) -> Tensor | None:
-            if layer <= options.prefix:
+            if layer <= prefix:
                 return None
-            if layer == options.prefix + 1:
-                needs = network.exit_unit(options.prefix, states.after(options.prefix))
+            if layer == prefix + 1:
+                needs = network.exit_unit(prefix, states.after(prefix))
                 runs = draw_executed(needs, options)
                 states.packed = states.packed.with_rows(layer_needs=needs, executed=runs)
-            place = layer - options.prefix - 1
+            place = layer - prefix - 1
             needs, runs = (states.packed.rows[name][:, place] for name in (LAYER_NEEDS, EXECUTED))
             # a layer that was cut is a copy, but its p gets the gradient of running it (straight through)
             return torch.where(runs, needs, needs - needs.detach())[states.packed.row_of_token]
@@ -247,7 +271,7 @@ class ALBERTa(Method):
             if options.head == "own" or net.per_token:
                 loss = exit_loss(net, net.depth, states.after(net.depth), batch)
             else:
-                logits = _logits_at_cut(net, states, options.prefix)
+                logits = _logits_at_cut(net, states, prefix)
                 loss = net.task.loss(logits, batch.targets, batch.packed.lengths.to(net.device))
             return loss + stage.weight * states.packed.rows[LAYER_NEEDS].mean()
 

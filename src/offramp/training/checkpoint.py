@@ -23,6 +23,7 @@ from offramp.nn.network import Network
 from offramp.utils.files import atomic_replace
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
+CURVE_POINTS = 200  # of the loss curve of a stage, at most
 SNAPSHOTS = "snapshots"  # folder of weights in the middle of training, which are kept on request
 
 
@@ -38,6 +39,21 @@ class TrainingProgress:
     log: list[dict[str, Any]] = field(default_factory=list)  # all stages' finished epochs
     seconds: float = 0.0
     reference: dict[str, float] = field(default_factory=dict)  # dev scores before this stage, if it needs them
+    curve: list[list[list[float]]] = field(default_factory=list)  # by stage and part of it: sum of losses, steps
+
+    def add_to_curve(self, loss: float, share: float) -> None:
+        """Add the loss of a step to the curve of this stage; `share` of the stage was done before it, 0…1."""
+        part = int(share * CURVE_POINTS)
+        while len(self.curve) <= self.stage:
+            self.curve.append([])
+        points = self.curve[self.stage]
+        while len(points) <= part:
+            points.append([0.0, 0])
+        points[part] = [points[part][0] + loss, points[part][1] + 1]
+
+    def loss_curve(self) -> list[list[float | None]]:
+        """Return the mean loss in each part of every stage; None where no step fell into a part."""
+        return [[round(total / steps, 5) if steps else None for total, steps in points] for points in self.curve]
 
 
 def network_weights(network: Network) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ class Schedule:
     clip: float = 1.0
     seed: int = 42
     precision: str = "auto"  # auto, bf16 or fp32
+    embedding_lr: float = 0.0  # of embedding tables; 0: that of the other pretrained parameters
     save_seconds: float = 120.0
     snapshots: int = 0  # how many times in each stage the weights are kept beside the run
 
@@ -30,6 +31,7 @@ class Schedule:
             ("epochs", self.epochs >= 1, "1 or more"),
             ("batch_size", self.batch_size >= 1, "1 or more"),
             ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
+            ("embedding_lr", 0.0 <= self.embedding_lr < 1.0, "0 (as the others) up to below 1, e.g. 2e-3"),
             ("seed", isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}"),
             ("snapshots", self.snapshots >= 0, "0 (none) or more, e.g. 4: after every quarter of a stage"),
             ("precision", self.precision in PRECISIONS, f"one of: {', '.join(PRECISIONS)}"),

@@ -115,6 +115,19 @@ def newly_initialized_parameters(network: Network) -> set[str]:
     return {name for name, p in network.named_parameters() if id(p) not in base or name in missing}
 
 
+def with_embedding_rate(network: Network, groups: ParameterGroups, rate: float) -> ParameterGroups:
+    """Return parameter groups in which the model's embedding tables have a learning rate of their own; 0: as given."""
+    tables = {id(module.weight) for module in network.hf.modules() if isinstance(module, nn.Embedding)}
+    if rate == 0.0:
+        return groups
+    split: ParameterGroups = []
+    for group in groups:
+        parts = [[p for p in group["params"] if (id(p) in tables) is is_table] for is_table in (False, True)]
+        rates = group["lr"], max(group["lr"], rate)
+        split += [{**group, "params": part, "lr": lr} for part, lr in zip(parts, rates, strict=True) if part]
+    return split
+
+
 def forward_frozen(network: Network, packed: Packed) -> LayerStates:
     """Return the states of all layers without gradients."""
     with torch.no_grad():

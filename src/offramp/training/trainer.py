@@ -28,7 +28,7 @@ from offramp.training import checkpoint
 from offramp.training.checkpoint import TrainingProgress
 from offramp.training.schedule import Schedule
 from offramp.training.sparse_embeddings import SparseEmbeddings, sparse_gradients
-from offramp.training.stage import Stage
+from offramp.training.stage import Stage, with_embedding_rate
 from offramp.utils.hardware import best_precision
 
 Scorer = Callable[[Network, Policy, Data], dict[str, float]]  # metrics of a policy on rows, and its `mac_share`
@@ -91,7 +91,8 @@ class Trainer:
             parameter.requires_grad_(False)
         for _, parameter in stage.trainable():
             parameter.requires_grad_(True)
-        optimisers = [self._optimiser(groups) for groups in stage.optimisers(self.schedule.lr)]
+        rate, groups_by_optimiser = self.schedule.embedding_lr, stage.optimisers(self.schedule.lr)
+        optimisers = [self._optimiser(with_embedding_rate(self.network, one, rate)) for one in groups_by_optimiser]
         if resumed:
             checkpoint.read_checkpoint(self.folder, self.network, optimisers)
         best = artifacts / "best.safetensors"
@@ -121,6 +122,7 @@ class Trainer:
             stage.set_progress((progress.epoch + step / steps) / self.schedule.epochs)
             loss = self._step(stage, train, batches[step], progress, optimisers, steps)
             progress.step, progress.loss_sum = step + 1, progress.loss_sum + loss
+            progress.add_to_curve(loss, (progress.epoch * steps + step) / (steps * self.schedule.epochs))
             progress.seconds += time.monotonic() - started
             self.report(stage=stage.name, epoch=progress.epoch, step=step + 1, steps=steps,
                         loss=progress.loss_sum / (step + 1))  # fmt: skip
