@@ -3,12 +3,15 @@
     python benchmarks/papers/depth_adaptive.py plan --data FOLDER --out runs/nmt        # prints the training commands
     python benchmarks/papers/depth_adaptive.py exits --data dev.jsonl --json exits.json RUN…
     python benchmarks/papers/depth_adaptive.py tradeoff --data test.jsonl --json tradeoff.json --png tradeoff.png RUN…
+    python benchmarks/papers/depth_adaptive.py curve --dev dev.jsonl --data test.jsonl --json curve.json RUN
     python benchmarks/papers/depth_adaptive.py oracles --data dev.jsonl --json oracles.json RUN
     python benchmarks/papers/depth_adaptive.py speed --data test.jsonl --limit 200 --json speed.json RUN…
     python benchmarks/papers/depth_adaptive.py show --data test.jsonl --limit 5 RUN
 
 `exits` is the paper's table of BLEU per exit, `tradeoff` its Figure 3, `oracles` its Figure 4, `speed` counts the words
 a second of the decoder alone, `show` prints translations with the exit of every piece (the qualitative figures).
+`curve` measures exits and trade-off of every snapshot of a run that was trained with `--snapshots 4`, with thresholds
+found on the rows of --dev for each; snapshots that stand in the JSON file are not measured again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from offramp import __version__, methods
+from offramp.calibration.calibrate import find_operating_points
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.data.readers import read_rows
@@ -41,14 +45,18 @@ from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import data_and_split, hardware
 from offramp.evaluation.timing import interleaved
 from offramp.inference.batching import score_policy
+from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.exit_oracles import best_exit, row_sums, smooth_over_neighbours
 from offramp.nn.outputs import RunOutput
+from offramp.training.checkpoint import SNAPSHOTS, read_weights
 from offramp.training.forward import forward_all_layers
-from offramp.utils.files import atomic_replace, write_json
+from offramp.utils.command_line import command_line
+from offramp.utils.files import atomic_replace, read_json, write_json
 
+PROGRAM = "python benchmarks/papers/depth_adaptive.py"
 Row = Mapping[str, Any]
 COLOURS = ("#2f6db3", "#d1495b", "#3a9d5d", "#8e6bbf", "#e09f3e", "#444444")
 SHAPE = {
@@ -108,17 +116,37 @@ def bleu_by_exit(predictor: Predictor, data: Data) -> dict[str, Any]:
     return {"blocks": depth, "uniform": _bleu(predictor, data, UniformExitPolicy(depth))[0], "bleu": found}
 
 
-def trade_off(predictor: Predictor, data: Data) -> list[dict[str, Any]]:
-    """Return average exit, BLEU and share of MACs of every operating point on these rows."""
-    if predictor.points is None:
+def trade_off(predictor: Predictor, data: Data, found: OperatingPoints | None = None) -> list[dict[str, Any]]:
+    """Return average exit, BLEU and share of MACs of every operating point (the run's, unless given) on these rows."""
+    operating = found or predictor.points
+    if operating is None:
         raise OfframpError("a trade-off", "a model without operating points", "run `offramp calibrate` on it first")
     method, points = predictor.model.method, []
-    for point in predictor.points.points:
+    for point in operating.points:
         settings = methods.configure(method.settings, point.settings, method.name)
         bleu, outcome = _bleu(predictor, data, method.policy(predictor.network, settings))
         points.append({"average_exit": _average_exit(outcome), "bleu": bleu, "mac_share": _share(outcome),
                       "settings": point.settings, "calibrated": asdict(point)})  # fmt: skip
     return points
+
+
+def measure_snapshots(run: Path, dev: Sequence[Row], test: Sequence[Row], kept: Path | None) -> dict[str, Any]:
+    """Return exits and trade-off of every snapshot of a run, the thresholds found on dev rows; resumes from `kept`."""
+    snapshots = sorted((run / SNAPSHOTS).glob("*.safetensors"))
+    if not snapshots:
+        raise OfframpError("the snapshots of a run", f"{run}, which has none", "train it with --snapshots 4")
+    predictor = Predictor.load(str(run), engine="torch")
+    network, method = predictor.network, predictor.model.method
+    dev_data, test_data = (prepare_data(predictor, rows, "rows") for rows in (dev, test))
+    results: dict[str, Any] = read_json(kept)["snapshots"] if kept is not None and kept.is_file() else {}
+    for path in (path for path in snapshots if path.stem not in results):
+        read_weights(path, network)
+        points = find_operating_points(network, method, dev_data, "dev", "0")
+        results[path.stem] = {**bleu_by_exit(predictor, test_data), "points": trade_off(predictor, test_data, points)}
+        print(f"{path.stem}: {json.dumps(results[path.stem])[:400]}", flush=True)
+        if kept is not None:
+            write_json(kept, {"snapshots": results})
+    return results
 
 
 def _average_exit(outcome: RunOutput) -> float:
@@ -297,9 +325,10 @@ def settings_to_time(predictor: Predictor, losses: tuple[float, ...] = (0.005, 0
 def build_parser() -> argparse.ArgumentParser:
     """Return the options of all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["plan", "exits", "tradeoff", "oracles", "speed", "show"])
+    parser.add_argument("part", choices=["plan", "exits", "tradeoff", "curve", "oracles", "speed", "show"])
     parser.add_argument("runs", nargs="*")
     parser.add_argument("--data", required=True, help="rows; for plan the folder with train.jsonl.gz and dev.jsonl.gz")
+    parser.add_argument("--dev", help="curve: rows to find thresholds on")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--json")
     parser.add_argument("--png")
@@ -313,6 +342,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def write_curve(options: argparse.Namespace) -> None:
+    """Measure the snapshots of one run, write them and draw a line for each."""
+    if options.dev is None or len(options.runs) != 1:
+        raise OfframpError("the curve of a run", "no --dev, or not one run", "give --dev FILE and one run")
+    test, kept = read_rows(options.data, limit=options.limit), Path(options.json) if options.json else None
+    found = measure_snapshots(Path(options.runs[0]), read_rows(options.dev), test, kept)
+    if kept is not None:
+        data, split = data_and_split(options.data)
+        what = "Translation: BLEU by exit and against the average exit, after every part of training"
+        about = {"what": what, "command": command_line(PROGRAM), "data": data, "split": split, "rows": len(test)}
+        trained = {**_trained(options.runs[0]), "hardware": hardware(), "version": __version__}
+        write_json(kept, {**about, **trained, "date": datetime.date.today().isoformat(), "snapshots": found})
+    if options.png:
+        draw_trade_off({name: one["points"] for name, one in found.items()}, Path(options.png))
+
+
 def run_part(options: argparse.Namespace) -> None:
     """Run one part and write what it found."""
     if options.part == "plan":
@@ -324,11 +369,14 @@ def run_part(options: argparse.Namespace) -> None:
             predictor = Predictor.load(run)
             print(f"{run}\n{exits_over_words(predictor, texts, predictor.settings())}")
         return
+    if options.part == "curve":
+        write_curve(options)
+        return
     work: dict[str, Callable[[Predictor, Data], Any]] = {
         "exits": bleu_by_exit,
         "tradeoff": trade_off,
         "oracles": lambda p, data: oracle_depths(p, data, PENALTIES, SIGMAS),
-        "speed": lambda p, data: decoder_speed(p, data, settings_to_time(p), (1, 16), options.rounds),
+        "speed": lambda p, data: decoder_speed(p, data, settings_to_time(p), (1, 16, 64), options.rounds),
     }
     found = measure_runs(options, work[options.part])
     if options.json:

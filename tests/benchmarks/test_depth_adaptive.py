@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.papers import depth_adaptive
 
 import offramp
 from offramp.errors import OfframpError
+from offramp.training.checkpoint import snapshot_name, write_weights
 from tests.factories import translation_rows, write_jsonl
 
 
@@ -41,6 +44,26 @@ def test_decoder_speed_reports_every_setting_and_batch_size(translation_run: Pat
         ("one block", 3, 1.0),
     ]
     assert found["rows"][0]["speed_up"] == 1.0 and found["rows"][0]["words_per_second"] > 0
+
+
+def test_curve_measures_every_snapshot_once(translation_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(translation_run, run)
+    network = offramp.load(run).network
+    for epoch in (1, 2):
+        with torch.no_grad():
+            network.hf.get_parameter("model.decoder.layers.0.fc2.weight").mul_(0.0 if epoch == 1 else 1.0)
+        write_weights(run / "snapshots" / snapshot_name(0, epoch), network)
+    data, kept = write_jsonl(tmp_path / "dev.jsonl", translation_rows(12, seed=4)), tmp_path / "curve.json"
+    command = ["curve", str(run), "--dev", data, "--data", data, "--json", str(kept), "--png", str(tmp_path / "a.png")]
+    depth_adaptive.main(command)
+    found = json.loads(kept.read_text())["snapshots"]
+    assert list(found) == ["stage-0-epoch-0001", "stage-0-epoch-0002"] and (tmp_path / "a.png").is_file()
+    assert found["stage-0-epoch-0001"]["points"][-1]["average_exit"] == 3.0
+    (run / "snapshots" / snapshot_name(0, 1)).write_bytes(b"damaged")
+    depth_adaptive.main(command)  # nothing is read or measured again
+    with pytest.raises(SystemExit, match="--snapshots 4"):
+        depth_adaptive.main(["curve", str(translation_run), "--dev", data, "--data", data])
 
 
 def test_exits_over_words_aligns_exits_with_pieces(translation_run: Path) -> None:

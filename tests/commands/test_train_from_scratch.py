@@ -68,6 +68,24 @@ def test_embeddings_that_began_from_scratch_are_fine_tuned_at_a_rate_of_their_ow
     assert found == {"pretrained": 0.0, "tuned": 2e-3, "again": 2e-3, "untrained": 2e-3, "other": 0.0, "given": 0.01}
 
 
+def test_a_continued_training_keeps_its_learned_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+
+    def learn(texts: list[str], vocabulary: int) -> Any:
+        learned.append(vocabulary)
+        return train_wordpiece_tokenizer(texts, vocabulary - len(learned) + 1)  # another one every time
+
+    def interrupt(**news: Any) -> None:
+        if news.get("step") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("offramp.commands.train.train_wordpiece_tokenizer", learn)
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tmp_path, vocabulary=150, save_seconds=0.0, listener=interrupt)
+    trained = train_tiny(tmp_path, vocabulary=150)
+    assert len(learned) == 1 and len(trained.model.tokenizer) == trained.model.network.hf.config.vocab_size
+
+
 def test_another_models_tokenizer_is_taken(base: str, tmp_path: Path) -> None:
     trained = train_tiny(tmp_path, "classification", tokenizer=base, method="deebert")
     assert trained.model.tokenizer.get_vocab() == factories.wordpiece_tokenizer().get_vocab()

@@ -45,7 +45,7 @@ from offramp.methods import Method
 from offramp.nn.batches import Data
 from offramp.tasks import Task
 from offramp.training import checkpoint
-from offramp.training.run_lock import check_output_free, locked_working_folder
+from offramp.training.run_lock import check_output_free, locked_working_folder, working_folder
 from offramp.training.stage import Stage
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.command_line import model_name_of, short_path
@@ -352,6 +352,9 @@ def run_training(
     with locked_working_folder(Path(request.out), {**recipe, "paths": paths}, force) as partial:
         if (partial / checkpoint.CHECKPOINT_FILE).is_file():
             listener(resuming=request.out)
+        elif request.new_model is not None and request.new_model.tokenizer is None:
+            with atomic_replace(_learned_tokenizer_folder(request, rows)) as fresh:
+                model.tokenizer.save_pretrained(fresh)
         listener(
             rows=len(rows.train),
             dev=len(rows.dev),
@@ -453,17 +456,30 @@ def _create(new: NewModel, request: TrainRequest, rows: TrainingRows, folder: Pa
     if new.tokenizer is not None:
         tokenizer = folders.load_tokenizer(new.tokenizer)
     else:
-        tokenizer = _learned_tokenizer(rows, new.vocabulary, request.train)
+        tokenizer = _learned_tokenizer(rows, new.vocabulary, request)
     create_model(request.model, folder, tokenizer, new.shape, request.schedule.seed)
     return folder
 
 
-def _learned_tokenizer(rows: TrainingRows, vocabulary: int, source: str) -> PreTrainedTokenizerBase:
-    """Learn a tokenizer from the texts of the training rows."""
+def _learned_tokenizer(rows: TrainingRows, vocabulary: int, request: TrainRequest) -> PreTrainedTokenizerBase:
+    """Learn a tokenizer from the texts of the training rows, or return that of the training which is continued.
+
+    Learning twice may number the pieces differently, and then the weights of a checkpoint would not fit them.
+    """
+    kept = _learned_tokenizer_folder(request, rows)
+    if kept.is_dir():
+        return folders.load_tokenizer(str(kept))
     texts = list(_texts(rows))
     if not texts:
-        raise OfframpError("texts to learn a tokenizer from", f"none in {source}", "give --tokenizer minilm")
+        raise OfframpError("texts to learn a tokenizer from", f"none in {request.train}", "give --tokenizer minilm")
     return train_wordpiece_tokenizer(texts, vocabulary)
+
+
+def _learned_tokenizer_folder(request: TrainRequest, rows: TrainingRows) -> Path:
+    """Return where a training from scratch keeps its tokenizer; other rows or sizes have another folder."""
+    vocabulary = request.new_model.vocabulary if request.new_model is not None else 0
+    name = f"tokenizer-{rows.file_mark}-{len(rows.train)}-{vocabulary}"
+    return working_folder(Path(request.out)) / name
 
 
 def _texts(rows: TrainingRows) -> Iterator[str]:

@@ -1,0 +1,380 @@
+"""ALBERTa on its own backbone: joint pretraining, fine-tuning against two controls, and the poster's ablation in small.
+
+    python benchmarks/papers/alberta.py text DATA --out runs/alberta       # all training texts, in pieces of 90 words
+    python benchmarks/papers/alberta.py pretrain DATA --out runs/alberta   # masked-LM with the predictor from step one
+    python benchmarks/papers/alberta.py cells DATA --out runs/alberta      # fine-tuning and its controls
+    python benchmarks/papers/alberta.py ablation DATA --out runs/alberta   # no exit, γ, RevPC, positions
+    python benchmarks/papers/alberta.py table DATA --out runs/alberta --json table.json
+
+DATA is a folder of data sets, `<name>/<split>.jsonl.gz` (or `.jsonl`, `.json.gz`). `text` takes every text column of
+the training splits; a text that also stands in another split is left out, and so are rows of folds 0 and 1 of sets that
+come in folds. Every part consists of cells, each a run folder and the JSON of its evaluation; what exists is not
+repeated, and a training that was interrupted is continued by the same command. `--only WORD` runs the cells whose name
+contains it.
+
+Fine-tuning compares the pretrained backbone with gates (`gated`), the same without gates (`plain`) and the same shape
+untrained (`untrained`). Operating points are chosen on a tenth of the training rows and reported on the dev split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offramp import __version__
+from offramp.cli.printing.progress import TrainingDisplay
+from offramp.commands.evaluate import evaluate
+from offramp.commands.train import train
+from offramp.data.readers import read_rows
+from offramp.errors import OfframpError
+from offramp.evaluation.result_cells import hardware
+from offramp.utils.command_line import command_line
+from offramp.utils.files import read_json, write_json, write_text
+
+PROGRAM = "python benchmarks/papers/alberta.py"
+TEXT_COLUMNS = ("text", "text_a", "text_b", "context", "tgt", "tokens")
+WORDS_IN_A_PIECE, FEWEST_WORDS, HELD_OUT = 90, 5, 1000
+SHAPE = {
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_hidden_groups": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 512,
+}
+ADAPTIVE = {"cut": True, "explore": 0.5, "penalty": 0.2, "head": "meanmax"}  # rows end early in fine-tuning too
+GAMMAS = (0.0, 0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Fine:
+    """A set to fine-tune on."""
+
+    name: str
+    train: str
+    dev: str
+    task: str = "classification"
+    metric: str = "accuracy"
+    limit: int | None = None
+    epochs: int = 5
+
+
+SETS = (
+    Fine("agnews", "train", "dev", limit=6000),
+    Fine("sst2", "train_sentences", "dev"),
+    Fine("mrpc", "train", "dev"),
+    Fine("conll2003", "train", "dev", "tagging", "entity_f1"),
+)
+ABLATION_SETS = ("agnews", "conll2003")  # the poster's are MNLI and CoNLL-2003
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where things lie, and how long trainings are."""
+
+    data: Path
+    out: Path
+    epochs: int = 3  # of pretraining
+    batch_size: int = 32
+    vocabulary: int = 8000
+    shape: Mapping[str, Any] = field(default_factory=lambda: dict(SHAPE))
+    ablation_rows: int = 40_000  # texts of each pretraining of the ablation
+    only: str = ""
+    limit: int | None = None  # rows of every fine-tuning and evaluation, for a trial of the script
+
+    @property
+    def text(self) -> Path:
+        """The pieces to pretrain on."""
+        return self.out / "text.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        """The pieces whose perplexity is measured."""
+        return self.out / "held-out.jsonl"
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def data_files(data: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of training rows and those of other rows; a set's sentences replace its phrases."""
+    files = sorted(path for path in data.glob("*/*") if ".json" in path.name)
+    sentences = {path.parent for path in files if path.name.startswith("train_sentences.")}
+    phrases = {path for path in files if path.parent in sentences and path.name.startswith("train.")}
+    training = [path for path in files if path.name.startswith(("train", "all.")) and path not in phrases]
+    return training, [path for path in files if not path.name.startswith("train")]
+
+
+def texts_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a row."""
+    for column in TEXT_COLUMNS:
+        value = row.get(column)
+        if value:
+            yield value if isinstance(value, str) else " ".join(value)
+
+
+def is_training_row(row: Mapping[str, Any]) -> bool:
+    """Return whether a row may be trained on: sets in folds keep the first two for testing."""
+    return int(row.get("fold", 2)) > 1
+
+
+def pieces_of(text: str) -> list[str]:
+    """Return a text in pieces of at most WORDS_IN_A_PIECE words, of equal length; short texts give none."""
+    words = text.split()
+    if len(words) < FEWEST_WORDS:
+        return []
+    count = -(-len(words) // WORDS_IN_A_PIECE)
+    edges = [len(words) * number // count for number in range(count + 1)]
+    return [" ".join(words[start:end]) for start, end in itertools.pairwise(edges)]
+
+
+def collect_texts(study: Study) -> None:
+    """Write the pieces of all training texts, in an order drawn once, and some held out."""
+    training, other = data_files(study.data)
+    if not training:
+        raise OfframpError("texts to pretrain on", f"no training files in {study.data}", "give the folder of data sets")
+    tested = {_key(text) for path in other for row in read_rows(str(path)) for text in texts_of(row)
+              if not (path in training and is_training_row(row))}  # fmt: skip
+    seen: set[str] = set()
+    pieces: list[str] = []
+    for path in training:
+        for text in (text for row in read_rows(str(path)) if is_training_row(row) for text in texts_of(row)):
+            if (key := _key(text)) not in seen and key not in tested:
+                seen.add(key)
+                pieces += pieces_of(text)
+    random.Random(0).shuffle(pieces)
+    held_out = min(HELD_OUT, len(pieces) // 10)
+    study.out.mkdir(parents=True, exist_ok=True)
+    for path, part in ((study.held_out, pieces[:held_out]), (study.text, pieces[held_out:])):
+        write_text(path, "".join(f"{_row(piece)}\n" for piece in part))
+    words = sum(len(piece.split()) for piece in pieces)
+    print(f"{len(pieces)} pieces, {words} words of {len(training)} files; {held_out} held out")
+
+
+def _key(text: str) -> str:
+    """Return a text without case, spaces and punctuation."""
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+def _row(text: str) -> str:
+    return json.dumps({"text": text}, ensure_ascii=False)
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+
+
+Cell = tuple[str, Callable[[], dict[str, Any]]]  # name; what computes it
+
+
+def run_cells(study: Study, cells: Sequence[Cell]) -> None:
+    """Compute the cells that do not exist yet, in order."""
+    for name, compute in cells:
+        path = study.out / "cells" / f"{name}.json"
+        if path.is_file() or study.only not in name:
+            continue
+        found = compute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found)
+        print(f"{name}: {summary_line(found)}", flush=True)
+
+
+def trained_run(study: Study, name: str, **arguments: Any) -> Path:
+    """Return a run folder, trained now if it does not exist; an interrupted training continues."""
+    out = study.out / name
+    if not (out / "offramp.json").is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TrainingDisplay() as display:
+            train(out=out, precision="bf16", listener=display.report, **arguments)
+    return out
+
+
+def pretrained_run(study: Study, name: str = "joint", **shape: Any) -> Path:
+    """Return a pretrained backbone; those of the ablation (another name) see fewer texts, one epoch."""
+    whole = name == "joint"
+    return trained_run(
+        study,
+        f"pretrained/{name}",
+        model="alberta",
+        from_scratch=True,
+        vocabulary=study.vocabulary,
+        shape={**study.shape, **shape},
+        train=study.text,
+        dev=study.held_out,
+        task="masked_lm",
+        method="alberta",
+        limit=None if whole else study.ablation_rows,
+        epochs=study.epochs if whole else 1,
+        batch_size=study.batch_size,
+        lr=1e-3,
+        max_length=128,
+        snapshots=4 if whole else 0,
+    )
+
+
+def fine_tuned_run(study: Study, one: Fine, name: str, **arguments: Any) -> Path:
+    """Return a run that was fine-tuned on a set."""
+    task = {"task": one.task, "epochs": one.epochs, "limit": study.limit or one.limit, "lr": 3e-4, "max_length": 128}
+    path = split_path(study.data, one.name, one.train)
+    return trained_run(study, f"{one.name}/{name}", train=path, dev_split=0.1, **task, **arguments)
+
+
+def split_path(data: Path, name: str, split: str) -> Path:
+    """Return the file of a split, compressed or not."""
+    found = [data / name / f"{split}{ending}" for ending in (".jsonl.gz", ".jsonl")]
+    return next((path for path in found if path.is_file()), found[0])
+
+
+def evaluated(study: Study, one: Fine, run: Path, **chosen: Any) -> dict[str, Any]:
+    """Return the result cell of a run on the dev split."""
+    rows = split_path(study.data, one.name, one.dev)
+    command = f"{PROGRAM} cells DATA --only {run.parent.name}-{run.name}"
+    return evaluate(run, rows, engine="torch", limit=study.limit, command=command, **chosen)
+
+
+def pretraining_cells(study: Study) -> list[Cell]:
+    """Return the pretraining, with its loss curve."""
+
+    def compute() -> dict[str, Any]:
+        run = pretrained_run(study)
+        command = f"{PROGRAM} pretrain DATA"
+        cell = evaluate(run, study.held_out, budget=1.0, engine="torch", limit=study.limit, command=command)
+        return {"full": cell, "loss_curve": read_json(run / "losses.json")["stages"][0]}
+
+    return [("pretrained-joint", compute)]
+
+
+def fine_tuning_cells(study: Study) -> list[Cell]:
+    """Return, for every set: gated and plain on the pretrained backbone, and the untrained one with gates."""
+
+    def gated(one: Fine, name: str, **start: Any) -> dict[str, Any]:
+        run = fine_tuned_run(study, one, name, method="alberta", options=ADAPTIVE, **start)
+        full, adaptive = evaluated(study, one, run, budget=1.0), evaluated(study, one, run, max_loss=0.01)
+        return {"full": full, "adaptive": adaptive}
+
+    def plain(one: Fine) -> dict[str, Any]:
+        run = fine_tuned_run(study, one, "plain", method="full", model=pretrained_run(study))
+        return {"full": evaluated(study, one, run)}
+
+    def untrained(one: Fine) -> dict[str, Any]:
+        start = {"model": "alberta", "from_scratch": True, "tokenizer": pretrained_run(study), "shape": study.shape}
+        return gated(one, "untrained", **start)
+
+    def with_gates(one: Fine) -> dict[str, Any]:
+        return gated(one, "gated", model=pretrained_run(study))
+
+    kinds = {"gated": with_gates, "plain": plain, "untrained": untrained}
+    return [(f"{one.name}-{name}", partial(compute, one)) for one in SETS for name, compute in kinds.items()]
+
+
+def ablation_cells(study: Study) -> list[Cell]:
+    """Return the poster's ablation: everything else equal, all pretrained on the same fewer texts, fine-tuned by the
+    task's loss alone, as the poster states it."""
+    variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name → shape, options of the method
+        "whole": ({}, {}),
+        "no-revpc": ({}, {"revpc": False}),
+        "no-absolute": ({"absolute_positions": False}, {}),
+        "no-relative": ({"relative_positions": False}, {}),
+    }
+
+    def compute(one: Fine, name: str, shape: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        backbone = pretrained_run(study, "ablation" if not shape else f"ablation-{name}", **shape)
+        run = fine_tuned_run(study, one, f"ablation-{name}", method="alberta", options=options, model=backbone)
+        gammas = GAMMAS if name == "whole" else (0.0, 0.5)
+        return {f"gamma {gamma:g}": evaluated(study, one, run, settings={"gamma": gamma}) for gamma in gammas}
+
+    return [
+        (f"ablation-{one.name}-{name}", partial(compute, one, name, *parts))
+        for one in SETS
+        if one.name in ABLATION_SETS
+        for name, parts in variants.items()
+    ]
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def summary_line(cell: Mapping[str, Any]) -> str:
+    """Return the metric and the share of MACs of every result in a cell."""
+    results = {name: one for name, one in cell.items() if isinstance(one, Mapping)}
+    parts = [f"{name} {_score(one)} at {one['macs']['share_of_full']:.2f}" for name, one in results.items()]
+    return "; ".join(parts)
+
+
+def _score(result: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+
+
+def write_table(study: Study, path: Path | None) -> None:
+    """Print all cells that exist, and write them to one file."""
+    cells = {file.stem: read_json(file) for file in sorted((study.out / "cells").glob("*.json"))}
+    for name, cell in cells.items():
+        print(f"{name:32} {summary_line(cell)}")
+    if path is not None:
+        what = (
+            "ALBERTa on its own backbone: joint pretraining, fine-tuning with and without gates and untrained, ablation"
+        )
+        about = {"what": what, "command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
+        write_json(path, {**about, "date": datetime.date.today().isoformat(), "cells": cells})
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the options of all parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["text", "pretrain", "cells", "ablation", "table"])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/alberta"))
+    parser.add_argument("--epochs", type=int, default=Study.epochs, help="of pretraining")
+    parser.add_argument("--batch-size", type=int, default=Study.batch_size, help="of pretraining")
+    parser.add_argument("--vocabulary", type=int, default=Study.vocabulary)
+    parser.add_argument("--ablation-rows", type=int, default=Study.ablation_rows, help="texts of each ablation")
+    parser.add_argument("--shape", action="append", default=[], help="an entry of config.json as key=value")
+    parser.add_argument("--only", default="", help="only the cells whose name contains this")
+    parser.add_argument("--limit", type=int, help="rows of fine-tuning and evaluation, for a trial")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def run_part(options: argparse.Namespace) -> None:
+    """Run one part."""
+    shape = {**SHAPE, **dict(entry.split("=", 1) for entry in options.shape)}
+    study = Study(
+        options.data,
+        options.out,
+        options.epochs,
+        options.batch_size,
+        options.vocabulary,
+        shape,
+        options.ablation_rows,
+        options.only,
+        options.limit,
+    )
+    if options.part == "text":
+        collect_texts(study)
+    elif options.part == "table":
+        write_table(study, options.json)
+    else:
+        parts = {"pretrain": pretraining_cells, "cells": fine_tuning_cells, "ablation": ablation_cells}
+        run_cells(study, parts[options.part](study))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one of the parts."""
+    options = build_parser().parse_args(arguments)
+    try:
+        run_part(options)
+    except OfframpError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
