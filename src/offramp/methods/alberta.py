@@ -1,11 +1,12 @@
 """ALBERTa (Li et al. 2024): after a short prefix a small network predicts how many layers each row needs.
 
-What it does: the first `prefix` layers (by default the first hidden group) run for every row. From their pooled output a predictor gives, by softmax, the
-probability of each number of further layers, and by RevPC (reverse, cumulative sum, reverse) the probability p that
-each later layer is needed: 1 for the first one, never rising. In training both halves of every later layer are
-multiplied by p, so that the task's loss alone trains the predictor and one mini-batch trains many depths. At run time a
-row goes on while p ≥ γ: its depth is known before the layers run, and the model's own head is applied where it ends.
-Executed layers keep their p, as in training; `hard=true` runs them at full strength, which is another model.
+What it does: the first `prefix` layers run for every row, by default those of the first hidden group. From their pooled
+output a predictor gives, by softmax, the probability of each number of further layers, and by RevPC (reverse,
+cumulative sum, reverse) the probability p that each later layer is needed: 1 for the first one, never rising. In
+training both halves of every later layer are multiplied by p, so that the task's loss alone trains the predictor and
+one mini-batch trains many depths. At run time a row goes on while p ≥ γ: its depth is known before the layers run, and
+the model's own head is applied where it ends. Executed layers keep their p, as in training; `hard=true` runs them at
+full strength, which is another model.
 
 Modifications (ours, not the paper's):
 - `x + p·(half(x) − x)` replaces `x + p·f(LN(x))`: the same on pre-norm layers and right on post-norm ones, so that any
