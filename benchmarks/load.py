@@ -132,6 +132,7 @@ async def send_load(
         task.add_done_callback(tasks.discard)
     if tasks:
         await asyncio.wait(tasks, timeout=GIVE_UP)
+    tally.failures += len(tasks)
     for task in tasks:
         task.cancel()
     pool.close()

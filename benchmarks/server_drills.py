@@ -53,23 +53,34 @@ GARBAGE = (b"GET / HTTP/1.1\r\n", b"\x00\xff\xfe" * 50, b"POST /v1/predict HTTP/
 @contextmanager
 def running_server(run: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Address]]:
     """Start `offramp serve` on a free port and wait until it is ready."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        address = ("127.0.0.1", int(one.getsockname()[1]))
+    address = free_address()
     command = [sys.executable, "-m", "offramp.cli", "serve", run, "--port", str(address[1]), "--log-level", "warning"]
     with subprocess.Popen([*command, *options]) as process:
         try:
-            for _ in range(1200):
-                if _ready(address):
-                    break
-                if process.poll() is not None:
-                    raise OfframpError("a server to drill", f"it ended with {process.returncode}", "see its message")
-                time.sleep(0.05)
+            wait_until_ready(process, address)
             yield process, address
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait(40)
+
+
+def free_address() -> Address:
+    """Return a port of this machine that is free now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return "127.0.0.1", int(one.getsockname()[1])
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], address: Address) -> None:
+    """Wait until a server is healthy; refuses one that has ended."""
+    for _ in range(2400):
+        if _ready(address):
+            return
+        if process.poll() is not None:
+            raise OfframpError("a server that runs", f"it ended with {process.returncode}", "see its message")
+        time.sleep(0.05)
+    raise OfframpError("a server that runs", "one that is not ready after two minutes", "see its message")
 
 
 def _get(address: Address, path: str) -> Any:
@@ -79,7 +90,8 @@ def _get(address: Address, path: str) -> Any:
 
 def _ready(address: Address) -> bool:
     try:
-        return bool(_get(address, "/health"))
+        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/health", timeout=10) as answer:
+            return bool(answer.read())
     except OSError:
         return False
 

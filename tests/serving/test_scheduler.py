@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp import methods
+from offramp import engines, methods
 from offramp.core.loop import State
 from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
@@ -46,15 +46,15 @@ CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {  # method, task, set
 
 
 @cache
-def gear_box(case: str) -> GearBox:
+def gear_box(case: str, engine: str = "torch") -> GearBox:
     method, task, _ = CASES[case]
     chosen, net = methods.get(method), factories.network(method, task)
     run = LoadedRun(net, factories.wordpiece_tokenizer(), chosen, chosen.options(), 64, "tiny")
-    return GearBox(Predictor(run, None, "torch"))
+    return GearBox(Predictor(run, None, engine))
 
 
-def gears_of(case: str) -> list[Gear]:
-    box = gear_box(case)
+def gears_of(case: str, engine: str = "torch") -> list[Gear]:
+    box = gear_box(case, engine)
     return [box.gear(methods.configure(box.predictor.model.method.settings, one, case)) for one in CASES[case][2]]
 
 
@@ -88,14 +88,19 @@ ARRIVALS = st.lists(
     max_size=12,
 )
 COSTS = st.sampled_from([(1e-6, 1e-3), (1e-3, 1e-6), (1e-3, 1e-3)])
+ENGINES = [(case, "torch") for case in CASES]
+if "native" in engines.installed():  # it runs rules in one call
+    ENGINES += [("thresholds", "native"), ("patience", "native")]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "engine"), ENGINES)
 @settings(max_examples=25, deadline=None)
-@given(arrivals=ARRIVALS, costs=COSTS, batch_tokens=st.sampled_from([8, 40, 400]))
-def test_every_input_is_answered_once_as_if_alone(case: str, arrivals: Any, costs: Any, batch_tokens: int) -> None:
-    box, gears = gear_box(case), gears_of(case)
-    priced = StepCosts(LinearCost(*costs), LinearCost(*costs))
+@given(arrivals=ARRIVALS, costs=COSTS, whole=COSTS, batch_tokens=st.sampled_from([8, 40, 400]))
+def test_every_input_is_answered_once_as_if_alone(
+    case: str, engine: str, arrivals: Any, costs: Any, whole: Any, batch_tokens: int
+) -> None:
+    box, gears = gear_box(case, engine), gears_of(case, engine)
+    priced = StepCosts(LinearCost(*costs), LinearCost(*costs), LinearCost(*whole))
     scheduler = Scheduler(box, Limits(batch_tokens=batch_tokens, batch_rows=6), priced)
     finished: list[Ticket] = []
     submitted: list[tuple[Ticket, str]] = []
@@ -141,6 +146,17 @@ def test_rows_that_exit_early_are_answered_before_their_batch_ends() -> None:
     assert deep.outcome and deep.outcome.output and deep.outcome.output.exit_layer[0] == 3
 
 
+@pytest.mark.parametrize(("step", "whole", "at_once"), [(1e-3, 1e-3, True), (1e-6, 1.0, False)])
+def test_a_batch_runs_in_one_call_when_its_rows_leave_sooner_that_way(step: float, whole: float, at_once: bool) -> None:
+    gear = gears_of("full")[0]  # one segment without exits
+    priced = StepCosts(LinearCost(step, 1e-9), LinearCost(step, 1e-9), LinearCost(whole, 1e-9))
+    scheduler = Scheduler(gear_box("full"), None, priced)
+    tickets = [ticket([5], 1, gear=gear), ticket([7], 2, gear=gear)]
+    scheduler.submit(tickets, 0.0)
+    assert scheduler.step(0.0) == (tickets if at_once else [])
+    assert sorted(map(id, drain(scheduler))) == ([] if at_once else sorted(map(id, tickets)))
+
+
 def test_newcomers_join_between_segments_and_merge_when_steps_are_what_costs() -> None:
     gear = gears_of("thresholds")[1]
     scheduler = Scheduler(gear_box("thresholds"), None, StepCosts(LinearCost(1.0, 1e-9), LinearCost(1.0, 1e-9)))
@@ -155,6 +171,7 @@ def test_newcomers_join_between_segments_and_merge_when_steps_are_what_costs() -
 def test_batches_stay_apart_when_tokens_are_what_costs() -> None:
     gear = gears_of("thresholds")[0]
     scheduler = Scheduler(gear_box("thresholds"), None, StepCosts(LinearCost(1e-9, 1.0), LinearCost(1e-9, 1.0)))
+    scheduler.whole = False
     first = ticket([5], 1, gear=gear)
     scheduler.submit([first], 0.0)
     scheduler.step(0.0)
@@ -233,6 +250,7 @@ def test_ended_inputs_with_far_deadlines_are_forgotten() -> None:
 
 def test_everything_ends_when_the_scheduler_itself_fails() -> None:
     scheduler = Scheduler(gear_box("thresholds"))
+    scheduler.whole = False
     running, waiting = ticket([4], 1), ticket([4], 2)
     scheduler.submit([running], 0.0)
     scheduler.step(0.0)

@@ -45,12 +45,38 @@ def test_drift_is_noticed_in_idle_time_even_if_rows_leave_where_they_did() -> No
     assert stream(watch, rng, 0.05, 5_000, idle=True) is not None
 
 
-def test_sampling_costs_one_percent_when_nothing_is_suspicious_and_the_server_is_busy() -> None:
-    rng = random.Random(3)
+@pytest.mark.parametrize("seed", range(8))
+def test_drift_is_noticed_under_load_even_if_rows_leave_where_they_did(seed: int) -> None:
+    rng = random.Random(seed)
     watch = Watch(LIMIT, rng=rng)
-    stream(watch, rng, 0.0, 20_000)
-    assert watch.samples < 0.03 * watch.answers
+    assert stream(watch, rng, 0.5 * LIMIT, 5_000) is None
+    assert stream(watch, rng, 5.0 * LIMIT, 5_000) is not None
+
+
+@pytest.mark.parametrize(("limit", "rate"), [(None, 0.01), (0.5, 0.01), (0.02, 0.023), (0.001, 0.2)])
+def test_sampling_costs_what_the_limit_needs_when_nothing_is_suspicious(limit: float | None, rate: float) -> None:
+    rng = random.Random(3)
+    watch = Watch(limit, rng=rng)
+    stream(watch, rng, 0.0, 5_000)
+    assert watch.current_rate() == pytest.approx(rate, abs=1e-3)
     assert watch.current_rate(idle=True) == 0.2
+    assert limit is not None or not watch.add(1.0)
+
+
+def test_nothing_is_sampled_if_nothing_is_to_be() -> None:
+    watch = Watch(LIMIT, rate=0.0, idle_rate=0.0)
+    assert stream(watch, random.Random(1), 1.0, 2_000, idle=True) is None and watch.samples == 0
+
+
+def test_a_differing_answer_raises_the_rate_for_a_while() -> None:
+    rng = random.Random(4)
+    watch = Watch(LIMIT, rng=rng)
+    stream(watch, rng, 0.0, 5_000)
+    watch.add(1.0)
+    assert watch.current_rate() == 0.2
+    for _ in range(100):
+        watch.add(0.0)
+    assert watch.current_rate() < 0.03
 
 
 @pytest.mark.parametrize("mean", [0.01, 0.1, 0.5])

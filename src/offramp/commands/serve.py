@@ -232,15 +232,20 @@ def build(runs: Sequence[str | Path], options: ServeOptions | None = None) -> Fa
 
 def load_services(folders: Mapping[str, Path], options: ServeOptions) -> list[Service]:
     """Load runs with their workers; nothing is started yet."""
+    import torch
+
     from offramp.inference.predictor import Predictor
     from offramp.serving.service import Service
 
     settings = options.service_settings()
     precision: Any = options.precision  # checked there
-    return [
+    services = [
         Service(name, Predictor.load(str(folder), options.engine, precision, options.threads), settings)
         for name, folder in folders.items()
     ]
+    if all(service.predictor.engine_name != "torch" for service in services):
+        torch.set_num_threads(1)  # what torch still does is small, and its threads would wait for cores
+    return services
 
 
 def named_runs(runs: Sequence[str | Path]) -> dict[str, Path]:

@@ -30,7 +30,7 @@ from offramp.core.policy import Policy
 from offramp.core.rules import ExitRule, RuleTrace
 from offramp.errors import OfframpError
 
-__all__ = ["Engine", "ExitHeads", "Exited", "Result", "State", "merge", "run", "start", "step"]
+__all__ = ["Engine", "ExitHeads", "Exited", "Result", "State", "merge", "run", "runs_whole", "start", "step"]
 
 
 class Exited(NamedTuple):
@@ -253,6 +253,13 @@ def rule_for_arrays(engine: Engine, exit_heads: ExitHeads, policy: Policy) -> Ex
         return None
     rule = policy.rule()
     return None if rule is None or rule.by_row or not engine.runs_rule(rule, exit_heads) else rule
+
+
+def runs_whole(engine: Engine, exit_heads: ExitHeads, policy: Policy) -> bool:
+    """Return whether `run` is one call of the engine: under a rule that it knows, or through all layers."""
+    rule = policy.rule()
+    known = rule is not None and not exit_heads.per_token and engine.runs_rule(rule, exit_heads)
+    return known or not policy.acts(engine.depth)
 
 
 def start(engine: Engine, exit_heads: ExitHeads, policy: Policy, packed: Packed) -> State:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,7 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from offramp import __version__
 from offramp.errors import OfframpError
@@ -35,12 +37,14 @@ from offramp.serving.http import (
 from offramp.serving.metrics import CONTENT_TYPE, Metrics
 from offramp.serving.protocols import Call, Find
 from offramp.serving.scheduler import Refusal
-from offramp.serving.service import ADMIT, RequestOptions, Service, Work
+from offramp.serving.service import RequestOptions, Service, Work
 
 LOG = logging.getLogger("offramp.serving")
 PAGE = Path(__file__).with_name("page.html")
 LONG_TEXTS = 10_000  # characters of a request that are tokenised in another thread
 LAG_EVERY = 0.02  # seconds between two measurements of how far the HTTP thread is behind
+WATCH_AFTER = 0.01  # seconds after which it is watched whether a client has gone
+DEADLINES = (b"deadline_ms", b"timeout")  # what a body contains that gives a deadline; others are refused unparsed
 TURNS = 3  # of the HTTP thread that a request needs: to be read, to be handled, to be answered
 ELAPSED = "offramp.elapsed"  # of an ASGI scope: seconds since a gateway received the request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -84,6 +88,8 @@ class Server:
         self.open_requests = 0
         self.last_request = 0.0  # when one arrived, by the monotonic clock
         self.behind = 0.0  # seconds that a request spends outside the scheduler, by the lag of the HTTP thread
+        self._resolved: deque[asyncio.Future[None]] = deque()  # answered, but the HTTP thread does not know yet
+        self._lock = threading.Lock()
 
     @property
     def ready(self) -> bool:
@@ -91,10 +97,13 @@ class Server:
         return not self.draining and all(service.ready for service in self.services.values())
 
     def overload(self) -> Refusal | None:
-        """Return a refusal if no request can be answered in time: the HTTP thread is behind, or the only queue is."""
-        if self.behind > ADMIT * max(service.settings.slo for service in self.services.values()):
-            return Refusal(f"the server is {1000 * self.behind:.0f} ms behind", self.behind)
-        return self.first.overload() if len(self.services) == 1 else None
+        """Return a refusal if no run can answer in time: the HTTP thread is behind, or all queues are too long."""
+        refusal = None
+        for service in self.services.values():
+            refusal = service.overload(self.behind)
+            if refusal is None:
+                return None
+        return refusal
 
     async def watch_lag(self) -> None:
         """Measure again and again how late the HTTP thread wakes up; late ones count for a while."""
@@ -142,9 +151,10 @@ class Server:
             self.check_key(request)
             if not self.ready:
                 raise Problem(503, "Unhealthy", "the server is not ready", "try again", 1.0)
-            if (refusal := self.overload()) is not None:  # before any work is done
-                raise _overloaded(refusal)
-            call = parse(await read_body(request, self.settings.limits), self.find, self.settings.limits)
+            body = await read_body(request, self.settings.limits)
+            if (refusal := self.overload()) is not None and not any(word in body for word in DEADLINES):
+                raise _overloaded(refusal)  # before any work is done
+            call = parse(body, self.find, self.settings.limits)
             inputs, model = len(call.rows), call.service.name
             response = await self._answer(request, call, started)
         except Problem as problem:
@@ -166,6 +176,22 @@ class Server:
             LOG.info("request", extra={"fields": {**fields, "inputs": inputs, "model": model}})
         return response
 
+    def _wake(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        """Resolve a future from a worker's thread; the answers of one step wake the HTTP thread once."""
+        with self._lock:  # of several workers
+            first = not self._resolved
+            self._resolved.append(future)
+        if first:
+            with contextlib.suppress(RuntimeError):  # the loop has ended and no client waits any more
+                loop.call_soon_threadsafe(self._resolve_all)
+
+    def _resolve_all(self) -> None:
+        while self._resolved:
+            future = self._resolved[0]
+            if not future.done():
+                future.set_result(None)
+            self._resolved.popleft()  # last: a worker that finds one here counts on this loop
+
     async def _answer(self, request: Request, call: Call, started: float) -> Response:
         options = _options_in_time(call.options, request.scope.get(ELAPSED, 0.0))
         loop = asyncio.get_running_loop()
@@ -183,26 +209,26 @@ class Server:
             nonlocal missing
             missing -= 1
             if missing == 0:
-                with contextlib.suppress(RuntimeError):  # the loop has ended and no client waits any more
-                    loop.call_soon_threadsafe(_resolve, future)
+                self._wake(loop, future)
 
-        result = call.service.submit(call.rows, encoded, options, done)
+        result = call.service.submit(call.rows, encoded, options, done, self.behind)
         if isinstance(result, Refusal):
             raise _overloaded(result)
         tickets, worker = result
-        gone = asyncio.ensure_future(client_gone(request))
+        watch = HangUpWatch(request, future)
         try:
-            await asyncio.wait({future, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
+            await future
+        finally:
+            watch.stop()
+            if missing:  # the client has gone, or this task was cancelled
                 for ticket in tickets:
                     worker.cancel(ticket)
-                raise Problem(CLOSED_BY_CLIENT, "Cancelled", "the client has gone")
-        finally:
-            gone.cancel()
+        if watch.gone and missing:
+            raise Problem(CLOSED_BY_CLIENT, "Cancelled", "the client has gone")
         works: list[Work] = [ticket.payload for ticket in tickets]
         response = call.render(works)
-        for name, value in _times(works, started, tokenised - before).items():
-            response.headers[name] = value
+        times = _times(works, started, tokenised - before).items()
+        response.raw_headers += [(name.encode(), value.encode()) for name, value in times]
         if self.settings.log_texts:
             LOG.info("inputs", extra={"fields": {"inputs": call.rows, "answers": [work.prediction for work in works]}})
         return response
@@ -222,9 +248,28 @@ def _overloaded(refusal: Refusal) -> Problem:
     return Problem(429, "Overloaded", f"overloaded: {refusal.reason}", fix, refusal.retry_after)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+class HangUpWatch:
+    """Resolves a future when the client has gone. Begins after `WATCH_AFTER`: most answers come sooner."""
+
+    def __init__(self, request: Request, future: asyncio.Future[None]) -> None:
+        self.request, self.future, self.gone = request, future, False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        await client_gone(self.request)
+        self.gone = True
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def stop(self) -> None:
+        """End watching."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 async def client_gone(request: Request) -> None:
@@ -289,6 +334,23 @@ def info_of(server: Server, service: Service) -> dict[str, Any]:
     }
 
 
+class OfframpApp(FastAPI):
+    """The application; model routes with a fixed address are served without FastAPI's layers, which cost more."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.direct: dict[str, Callable[[Request], Awaitable[Response]]] = {}  # by address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a POST to one of the fixed addresses; leave anything else to FastAPI."""
+        endpoint = self.direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+            return
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
 def build_app(services: Sequence[Service], settings: AppSettings | None = None) -> FastAPI:
     """Return the application for runs; it starts their workers and ends them."""
     server = Server(services, settings)
@@ -303,7 +365,7 @@ def build_app(services: Sequence[Service], settings: AppSettings | None = None) 
         for service in services:
             service.stop()
 
-    app = FastAPI(title="Offramp", version=__version__, lifespan=lifespan, description=_ABOUT)
+    app = OfframpApp(title="Offramp", version=__version__, lifespan=lifespan, description=_ABOUT)
     app.state.server = server
     app.add_exception_handler(HTTPException, _not_found)
     _add_model_routes(app, server)
@@ -337,7 +399,7 @@ def _documented(model: type[BaseModel], answer: str) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": body}, "responses": {200: {"description": answer}, **responses}}
 
 
-def _add_model_routes(app: FastAPI, server: Server) -> None:
+def _add_model_routes(app: OfframpApp, server: Server) -> None:
     plain = protocols.plain_error
     routes: list[tuple[str, Callable[[bytes, Find, HTTPLimits], Call], ErrorShape, type[BaseModel], str, str]] = [
         ("/v1/predict", protocols.native, plain, protocols.NativeRequest, "Offramp", "a prediction for every input"),
@@ -347,11 +409,9 @@ def _add_model_routes(app: FastAPI, server: Server) -> None:
         ("/classify", protocols.vllm_classify, protocols.vllm_error, protocols.ClassifyRequest, "vLLM", "labels"),
         ("/score", protocols.vllm_score, protocols.vllm_error, protocols.ScoreRequest, "vLLM", "scores of pairs"),
     ]
-    direct = {}
     for path, parse, shape, model, tag, answer in routes:
-        direct[path] = _endpoint(server, path, parse, shape)
-        app.post(path, tags=[tag], summary=f"POST {path}", **_documented(model, answer))(direct[path])
-    app.add_middleware(DirectRoutes, routes=direct)
+        app.direct[path] = _endpoint(server, path, parse, shape)
+        app.post(path, tags=[tag], summary=f"POST {path}", **_documented(model, answer))(app.direct[path])
 
     @app.post(
         "/models/{name}",
@@ -364,22 +424,6 @@ def _add_model_routes(app: FastAPI, server: Server) -> None:
             return protocols.hugging_face(body, find, limits, name)
 
         return await server.serve(request, "/models", parse, plain)
-
-
-class DirectRoutes:
-    """Calls the endpoints of fixed addresses without FastAPI's routing, which costs more than parsing a request."""
-
-    def __init__(self, app: ASGIApp, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
-        self.app, self.routes = app, routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST to one of the addresses; pass on anything else."""
-        endpoint = self.routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if endpoint is None:
-            await self.app(scope, receive, send)
-            return
-        response = await endpoint(Request(scope, receive, send))
-        await response(scope, receive, send)
 
 
 def _endpoint(

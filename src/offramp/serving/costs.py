@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,18 +52,35 @@ def _moments(tokens: int, seconds: float) -> NDArray[np.float64]:
 
 
 class StepCosts:
-    """The cost of starting a batch (embeddings and exit 0) and of one layer with its exit."""
+    """The costs of starting a batch (embeddings and exit 0), of one layer with its exit, and of a whole run.
 
-    def __init__(self, start: LinearCost | None = None, layer: LinearCost | None = None) -> None:
+    A whole run is one call of the engine that takes a batch from its token ids to all its answers; its size is in
+    tokens × layers, where the embeddings count as `EMBEDDING` of a layer.
+    """
+
+    def __init__(
+        self, start: LinearCost | None = None, layer: LinearCost | None = None, whole: LinearCost | None = None
+    ) -> None:
         self.start = start or LinearCost(5e-4, 2e-6)
         self.layer = layer or LinearCost(5e-4, 2e-5)
+        self.whole = whole or LinearCost(5e-4, 2e-5, (8, 2048))
 
-    def observe(self, layers: int, tokens: int, seconds: float) -> None:
-        """Learn from a step over so many layers; 0: the start of a batch."""
-        if layers:
-            self.layer.observe(tokens, seconds / layers)
-        else:
-            self.start.observe(tokens, seconds)
+    def by_steps(self, tokens: float, alive: Sequence[float]) -> tuple[float, float]:
+        """Return when the average row has left and when the last one has, if a batch goes segment by segment.
+
+        `alive` is the share of the rows that are alive after each layer, from the embeddings on.
+        """
+        now, mean = self.start(tokens), 0.0
+        before = 1.0
+        for layer, share in enumerate(alive):
+            if layer:
+                now += self.layer(tokens * before)
+            mean += (before - share) * now
+            before = share
+        return mean, now
+
+
+EMBEDDING = 0.25  # of a layer: embeddings, packing and exit 0
 
 
 class DepthCounts:
@@ -78,11 +95,12 @@ class DepthCounts:
         if below < depth:
             self.counts[below + 1] += PRIOR_ROWS * (mean - below)
         self._remaining: dict[int, float] = {}  # what `remaining` returned since the last observation
+        self._alive: list[float] = []  # the same of `alive`
 
     def observe(self, layers: NDArray[np.float64]) -> None:
         """Count rows that left after these layers."""
         self.counts *= DECAY ** len(layers)
-        self._remaining = {}
+        self._remaining, self._alive = {}, []
         np.add.at(self.counts, np.clip(np.rint(layers).astype(int), 0, self.depth), 1.0)
 
     def surviving(self, layer: int, later: int) -> float:
@@ -91,6 +109,14 @@ class DepthCounts:
         if later >= self.depth:
             return 0.0
         return float(self.counts[later + 1 :].sum()) / alive if alive > 0.0 else 1.0
+
+    @property
+    def alive(self) -> list[float]:
+        """The share of rows that are alive after each layer, from the embeddings to the last, which is 0."""
+        if not self._alive:
+            left = self.counts.cumsum() / max(float(self.counts.sum()), 1e-12)
+            self._alive = np.maximum(0.0, 1.0 - left).tolist()
+        return self._alive
 
     def remaining(self, layer: int) -> float:
         """Return how many further layers a row that is alive after `layer` is expected to go through."""

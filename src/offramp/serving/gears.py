@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from offramp.core.policy import NOTHING, Needs, Policy, PolicyWrapper
+from offramp.core.rules import ExitRule
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.operating_points import OperatingPoint
@@ -49,6 +50,10 @@ class OpenExits(PolicyWrapper):
         if layer in self.layers:
             return needs
         return NOTHING.union(needs._replace(should_exit=False, logits=False))
+
+    def rule(self) -> ExitRule | None:
+        """Return the rule over all exits: at a closed one the thresholds of the rows are 0."""
+        return self.inner.rule()
 
 
 class GearBox:

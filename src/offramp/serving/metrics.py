@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -68,15 +69,21 @@ class Metrics:
 
     def note(self, service: Service, works: list[Work]) -> None:
         """Count finished inputs; called in a worker's thread."""
-        for work in works:
-            self.outcomes.labels(service.name, work.kind).inc()
-            if work.kind == "answered" and work.prediction is not None:
-                self.queue.labels(service.name).observe(work.queue_seconds)
-                self.run.labels(service.name).observe(work.run_seconds)
-                self.exits[service.name].observe(float(work.prediction["exit_layer"]))
-                self.tokens.labels(service.name).inc(work.tokens)
-                self.macs.labels(service.name).inc(work.prediction["macs"])
-                self.kept.labels(service.name).observe(work.prediction["tokens_kept"] / max(1, work.tokens))
+        name = service.name
+        for kind, count in Counts(work.kind for work in works).items():
+            self.outcomes.labels(name, kind).inc(count)
+        answered = [(work, work.prediction) for work in works if work.kind == "answered" and work.prediction]
+        if not answered:
+            return
+        self.tokens.labels(name).inc(sum(work.tokens for work, _ in answered))
+        self.macs.labels(name).inc(sum(prediction["macs"] for _, prediction in answered))
+        queue, run, exits = self.queue.labels(name), self.run.labels(name), self.exits[name]
+        kept = self.kept.labels(name)
+        for work, prediction in answered:
+            queue.observe(work.queue_seconds)
+            run.observe(work.run_seconds)
+            exits.observe(float(prediction["exit_layer"]))
+            kept.observe(prediction["tokens_kept"] / max(1, work.tokens))
 
     def text(self) -> bytes:
         """Return all metrics as Prometheus reads them."""

@@ -101,8 +101,10 @@ def run_app(app: Starlette, host: str, port: int, drain: float, max_connections:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=2,
         limit_concurrency=max_connections,
+        proxy_headers=False,
         ws="none",
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for every connection above the limit
     sys.setswitchinterval(SWITCH)
     gc.collect()
     gc.freeze()  # a pass over all objects of the libraries would take a quarter of a second

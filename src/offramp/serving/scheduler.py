@@ -2,8 +2,10 @@
 
 New inputs join between segments. A row that exits is answered at once, not when its batch ends. Batches that stand at
 the same layer are merged when that is predicted to pay; whether a batch waits for another one to catch up is decided by
-the predicted sum of completion times. Rows that expired or whose client has gone are dropped between segments. Nothing
-of this changes an answer: the loop guarantees that a row's answer does not depend on its batch.
+the predicted sum of completion times. Rows that expired or whose client has gone are dropped between segments. Where
+the engine can run a batch from token ids to answers in one call, that is done whenever the rows are predicted to leave
+sooner on average than segment by segment: a single row always, many rows when the steps between them cost more than
+early leavers gain. Nothing of this changes an answer: a row's answer does not depend on its batch.
 
 `submit` may be called from any thread; `step` belongs to one thread.
 """
@@ -26,18 +28,21 @@ from numpy.typing import NDArray
 from offramp.core import cost, loop
 from offramp.core.columns import ORIGIN
 from offramp.core.loop import State
+from offramp.core.packed import Packed
+from offramp.core.policy import Policy
 from offramp.data.tokenization import Encoded
-from offramp.inference.batching import run_encoded
+from offramp.inference.batching import run_encoded, run_packed
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.outputs import Array, RunOutput
-from offramp.serving.costs import DepthCounts, StepCosts
+from offramp.serving.costs import EMBEDDING, DepthCounts, LinearCost, StepCosts
 from offramp.serving.gears import Gear, GearBox
 
 PRIORITIES = range(1, 10)  # 1 is served first
 DEFAULT_PRIORITY = 5
 KEPT = 1000  # ended inputs that may stay in the queues until they are cleaned
 SMALLEST_BATCH = 128  # tokens that may always share a batch
+BATCH_SHARE = 0.3  # of the latency target that one batch may take
 Kind = Literal["answered", "expired", "cancelled", "failed"]
 
 
@@ -136,7 +141,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._check_running = False  # a running row may have been cancelled or have expired
         self._running = (0, 0.0)  # batches and token-layers that are under way
-        self._last: tuple[int, int] | None = None  # layers and tokens of the last step
+        self._last: tuple[LinearCost, int, int] | None = None  # what the last step teaches: cost, size, how many times
+        self.whole: bool | None = None  # whether batches run in one call; None: where that is predicted to be quicker
 
     # taking in
 
@@ -176,11 +182,16 @@ class Scheduler:
         tokens, layer, start = self.waiting_tokens, self.costs.layer, self.costs.start
         if not tokens and not batches:
             return 0.0
-        counts = self.counts_of(gear or self.gear)
+        depth = self.counts_of(gear or self.gear).remaining(-1)
         groups = math.ceil(tokens / self.batch_tokens)
-        steps = (groups + (1 if batches else 0)) * (1.0 + counts.remaining(-1))
-        work = tokens * counts.remaining(-1) + token_layers
-        return groups * start.fixed + tokens * start.per_token + steps * layer.fixed + work * layer.per_token
+        running = (1.0 + depth) * layer.fixed + token_layers * layer.per_token if batches else 0.0
+        waiting = groups * (start.fixed + (1.0 + depth) * layer.fixed)
+        waiting += tokens * (start.per_token + depth * layer.per_token)
+        if (whole := self.costs.whole).count:
+            waiting = min(waiting, groups * whole.fixed + tokens * (depth + EMBEDDING) * whole.per_token)
+            if not self.batches and batches:  # the batch under way is a whole run
+                running = whole(token_layers)
+        return running + waiting
 
     def counts_of(self, gear: Gear) -> DepthCounts:
         """Return how deep rows of a gear go."""
@@ -219,7 +230,8 @@ class Scheduler:
     def observe(self, seconds: float) -> None:
         """Learn what the last step took."""
         if self._last is not None:
-            self.costs.observe(*self._last, seconds)
+            cost, size, times = self._last
+            cost.observe(size, seconds / times)
 
     def fail_all(self, error: Exception) -> list[Ticket]:
         """End everything that waits or runs; the last resort after an error in the scheduler itself."""
@@ -303,10 +315,12 @@ class Scheduler:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch: as many as get through in half the latency target, within the limit."""
+        """Tokens of a batch: as many as get through in a share of the latency target, within the limit."""
         start, layer, depth = self.costs.start, self.costs.layer, self.counts_of(self.gear).remaining(-1)
-        left = 0.5 * self.limits.target - start.fixed - self.depth * layer.fixed
-        tokens = left / (start.per_token + depth * layer.per_token + 1e-12)
+        time, whole = BATCH_SHARE * self.limits.target, self.costs.whole
+        tokens = (time - start.fixed - self.depth * layer.fixed) / (start.per_token + depth * layer.per_token + 1e-12)
+        if whole.count:
+            tokens = max(tokens, (time - whole.fixed) / ((depth + EMBEDDING) * whole.per_token + 1e-12))
         return int(min(self.limits.batch_tokens, max(SMALLEST_BATCH, tokens)))
 
     def _waiting_pays(self, ahead: RunningBatch, rows: int, behind: State | None) -> bool:
@@ -355,22 +369,52 @@ class Scheduler:
             policy, tokens = self.gears.mixed_policy(gears), sum(len(one.ids) for one in encoded)
             if self.network.decoder is not None:
                 self._answer(owners, run_encoded(self.network, self.engine, policy, encoded), finished)
-                self._last = (self.depth, tokens)
+                self._last = (self.costs.layer, tokens, self.depth)
                 return
             packed = pack_rows(self.network.task, encoded)
-            if _gear(tickets[0]).columns:
+            whole = self._whole_pays(policy, tickets, len(owners), tokens)
+            if _gear(tickets[0]).columns and not (whole and len(gears) == 1):  # batches of other gears may be merged
                 each = [_gear(ticket).columns for ticket, _ in owners]
                 packed = packed.with_rows(**{name: torch.stack([one[name] for one in each]) for name in each[0]})
+            if whole:
+                self._run_whole(policy, packed, owners, finished)
+                return
             with torch.inference_mode(), self.engine.running():
                 state = loop.start(self.engine, self.heads, policy, packed.to(self.network.device))
             batch = RunningBatch(state, lane, owners, np.zeros(len(owners)), np.zeros(len(owners)))
-            self._last = (0, tokens)
+            self._last = (self.costs.start, tokens, 1)
             self._collect(batch, finished)
             if not batch.state.done:
                 self.batches.append(batch)
                 self._merge(batch)
         except Exception as error:  # whatever the model raises must not harm other inputs
             self._isolate([ticket for ticket in tickets if ticket.outcome is None], error, finished)
+
+    def _whole_pays(self, policy: Policy, tickets: Sequence[Ticket], rows: int, tokens: int) -> bool:
+        """Whether the sum of completion times is smaller if a new batch runs in one call, where the engine can.
+
+        Rows that wait or run elsewhere count as well: they go on when the call, or the last segment, has ended.
+        """
+        if self.whole is False or not loop.runs_whole(self.engine, self.heads, policy):
+            return False
+        if self.whole:
+            return True
+        counts = self.counts_of(_gear(tickets[0]))
+        mean, last = self.costs.by_steps(tokens, counts.alive)
+        whole = self.costs.whole(tokens * (counts.remaining(-1) + EMBEDDING))
+        others = self.waiting_inputs + sum(batch.rows for batch in self.batches)
+        return (rows + others) * whole <= rows * mean + others * last
+
+    def _run_whole(
+        self, policy: Policy, packed: Packed, owners: Sequence[tuple[Ticket, int]], finished: list[Ticket]
+    ) -> None:
+        """Run a batch from its token ids to all its answers."""
+        depth = self.counts_of(_gear(owners[0][0])).remaining(-1) + EMBEDDING
+        self._running = (len(self.batches) + 1, packed.total * depth)
+        output = run_packed(self.network, self.engine, policy, packed)
+        size = (packed.lengths.numpy() * (output.exit_layer + EMBEDDING)).sum()
+        self._last = (self.costs.whole, int(size), 1)
+        self._answer(owners, output, finished)
 
     def _pop(self, now: float, finished: list[Ticket]) -> list[Ticket]:
         """Return inputs that wait and may share a batch, the most urgent first."""
@@ -409,7 +453,7 @@ class Scheduler:
             before, tokens = batch.state.layer, batch.state.packed.total
             with torch.inference_mode(), self.engine.running():
                 loop.step(self.engine, self.gears.mixed_policy(batch.gears), batch.state)
-            self._last = (batch.state.layer - before, tokens)
+            self._last = (self.costs.layer, tokens, batch.state.layer - before)
             self._collect(batch, finished)
             if batch.state.done:
                 self.batches.remove(batch)

@@ -32,7 +32,6 @@ AUDIT_PRIORITY = 9
 IDLE = 0.3  # a worker that is busy for a smaller share of the time is idle
 ADMIT = 0.5  # of the latency target: a longer wait in the cheapest gear is refused; the rest is for computing
 DEFAULT_MAX_LOSS = 0.01  # of the metric, of the cheapest gear that load may lead to
-NO_LIMIT = 0.999  # disagreement that is never reported as too much
 
 
 @dataclass(frozen=True)
@@ -203,10 +202,12 @@ class Service:
         refusal = worker.submit(tickets)
         return (tickets, worker) if refusal is None else refusal
 
-    def overload(self) -> Refusal | None:
-        """Return a refusal if no request can be answered in time, whatever it asks for; cheap to call."""
-        wait = min(one.scheduler.predicted_wait(self.ladder[self.governor.floor]) for one in self.workers)
-        return Refusal(f"the predicted wait is {1000 * wait:.0f} ms", wait) if wait > 2 * self.settings.slo else None
+    def overload(self, behind: float = 0.0) -> Refusal | None:
+        """Return a refusal if even the cheapest gear cannot answer in time; requests with a deadline may still be."""
+        cheapest = self.ladder[self.governor.floor]
+        wait = behind + min(one.scheduler.predicted_wait(cheapest) for one in self.workers)
+        late = wait > ADMIT * self.settings.slo
+        return Refusal(f"the predicted wait is {1000 * wait:.0f} ms", wait) if late else None
 
     def _gear_in_time(self, scheduler: Scheduler, tokens: int, left: float) -> Gear | None:
         """Return the gear of the moment (None), or the first cheaper one that meets a deadline."""
@@ -321,9 +322,7 @@ class Service:
             limit = self.settings.max_disagreement
             if limit is None and self.settings.budget.kind in ("risk", "disagreement"):
                 limit = self.settings.budget.value
-            self.watches[gear.key] = Watch(
-                limit or NO_LIMIT, rate=self.settings.audit, idle_rate=self.settings.idle_audit
-            )
+            self.watches[gear.key] = Watch(limit, rate=self.settings.audit, idle_rate=self.settings.idle_audit)
         return self.watches[gear.key]
 
     def audited(self, audit: Work) -> None:
@@ -385,7 +384,7 @@ class Service:
                 "mean": round(reading.mean, 5),
                 "lower": round(reading.lower, 5),
                 "upper": round(reading.upper, 5),
-                "limit": None if watch is None or watch.limit == NO_LIMIT else watch.limit,
+                "limit": None if watch is None else watch.limit,
                 "alarm": reading.alarm,
                 "audit_rate": reading.rate,
             },

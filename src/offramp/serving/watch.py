@@ -12,12 +12,19 @@ ever reaches 1/α with probability at most α. Wealth is averaged over a few fix
 so nothing has to be estimated. The lower end of the sequence is the largest m whose wealth has reached 1/α; the upper
 end comes from the same bets on 1 − X.
 
-Drift: a mean over months would hide a change of today. A new sequence therefore begins after every `EPOCH` samples, and
-sequence k gets the error α · 6 / (π² k²), which sums to α over all of them: the probability that any of them ever
-raises a false alarm is at most α (union bound). The alarm is raised when the lower end of one of them passes the limit.
+Drift: a mean over months would hide a change of today, and a gambler who has played against unchanged answers for
+months has nothing left to bet. The lower end is therefore a mixture over the moment at which the gambler begins, too:
+the stake w_k is kept until sample k and bet from then on,
 
-How many answers are sampled depends on the past alone (more while wealth is high, more in idle time), which the
-construction allows. An answer that went through all layers cannot differ: it is counted without computing anything.
+    S_t = (S_{t−1} + w_t) (1 + λ (X_t − m)),   W_t = S_t + Σ_{k > t} w_k,   Σ w_k = 1,
+
+which is a non-negative supermartingale that begins at 1, so the same inequality holds for ever, whenever the change
+comes (a Shiryaev–Roberts procedure with a finite stake; compare Shin, Ramdas and Rinaldo, "E-detectors", 2022). The
+alarm is raised when the lower end passes the limit.
+
+How many answers are sampled depends on the past alone, which the construction allows: enough to meet a fivefold
+disagreement soon (`needed_rate`), and the rate of idle time while nothing else is to do, after a differing answer, and
+after a change in where rows exit. An answer that went through all layers cannot differ: it costs nothing to count.
 """
 
 from __future__ import annotations
@@ -27,70 +34,81 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-EPOCH = 50  # samples after which another sequence begins
-SEQUENCES = 24  # that run at the same time: the newest ones, and the first
-BETS = np.array([0.01, 0.03, 0.1, 0.3, 0.6])  # λ · m
+BETS = np.array([0.5, 1.5, 4.0, 12.0])  # λ: best for means that are 1.5, 2.5, 5 and 13 times m
+LARGEST_BET = 0.9  # of λ · m
+DOWN_BETS = np.array([0.01, 0.03, 0.1, 0.3, 0.6])  # λ · (1 − m), for the upper end
 CANDIDATES = np.concatenate([np.geomspace(1e-4, 0.5, 96), np.linspace(0.51, 0.999, 32)])  # means m
-SUSPICION = 2.0  # wealth against the limit at which more answers are sampled
+FIRST_SAMPLES = 50  # of a gear, taken at the rate of idle time
+SUSPICION = 2.0  # wealth of a gambler who began at the best moment, at which answers become suspicious
+SUSPICIOUS_SAMPLES = 60  # that are then taken at the rate of idle time, at least
+DRIFT = 5.0  # times the limit: a disagreement that must be noticed
+SOON = 2000  # answers within which a differing one should have been sampled after such a drift
+MISSED = 0.01  # probability that none was
 
 
 class MeanBound:
-    """A confidence sequence for the mean of numbers in [0, 1], from its own first sample on."""
+    """A confidence sequence for the mean of numbers in [0, 1], whose lower end follows changes."""
 
     def __init__(self, alpha: float, limit: float | None = None) -> None:
         self.alpha, self.count, self.total = alpha, 0, 0.0
         means = CANDIDATES if limit is None else np.append(CANDIDATES, limit)
         self.means = means
-        self._bets = BETS[:, None] / means[None, :]  # [bets, means]; on "the mean is larger"
-        self._down = BETS[:, None] / (1.0 - means[None, :])  # on "the mean is smaller"
-        self._up_wealth = np.zeros_like(self._bets)  # logarithms
-        self._down_wealth = np.zeros_like(self._bets)
-        self._highest = np.zeros(len(means))  # largest log wealth so far, per mean
-        self._highest_down = np.zeros(len(means))
+        self._bets = np.minimum(BETS[:, None], LARGEST_BET / means[None, :])  # [bets, means]; on "the mean is larger"
+        self._down = DOWN_BETS[:, None] / (1.0 - means[None, :])  # on "the mean is smaller"
+        self._up_wealth = np.zeros_like(self._bets)  # of the stakes that were bet
+        self._down_wealth = np.zeros_like(self._down)  # logarithms
+        self._highest = np.ones(len(means))  # largest wealth so far, per mean
+        self._highest_down = np.zeros(len(means))  # its logarithm
 
     def add(self, value: float) -> None:
         """Take one more number."""
+        before = _kept_stake(self.count)
         self.count += 1
         self.total += value
-        self._up_wealth += np.log1p(self._bets * (value - self.means))
+        kept = _kept_stake(self.count)
+        with np.errstate(over="ignore"):  # infinite wealth is wealth
+            self._up_wealth = (self._up_wealth + (before - kept)) * (1.0 + self._bets * (value - self.means))
+        self._highest = np.maximum(self._highest, self._up_wealth.mean(axis=0) + kept)
         self._down_wealth += np.log1p(self._down * (self.means - value))
-        self._highest = np.maximum(self._highest, _mixture(self._up_wealth))
-        self._highest_down = np.maximum(self._highest_down, _mixture(self._down_wealth))
-
-    @property
-    def wealth(self) -> float:
-        """The present wealth against the limit that was given."""
-        return float(np.exp(min(700.0, _mixture(self._up_wealth[:, -1:])[0])))
+        largest = self._down_wealth.max(axis=0)
+        down = largest + np.log(np.exp(self._down_wealth - largest).mean(axis=0))
+        self._highest_down = np.maximum(self._highest_down, down)
 
     @property
     def passed(self) -> bool:
         """Whether the lower end has ever passed the limit that was given."""
-        return bool(self._highest[-1] >= math.log(1.0 / self.alpha))
+        return bool(self._highest[-1] >= 1.0 / self.alpha)
 
     @property
     def lower(self) -> float:
         """The lower end; each end alone holds with probability 1 − α."""
-        beaten = self.means[self._highest >= math.log(1.0 / self.alpha)]
+        beaten = self.means[self._highest >= 1.0 / self.alpha]
         return float(beaten.max()) if len(beaten) else 0.0
 
     @property
     def upper(self) -> float:
-        """The upper end."""
+        """The upper end, for the mean over everything."""
         beaten = self.means[self._highest_down >= math.log(1.0 / self.alpha)]
         return float(beaten.min()) if len(beaten) else 1.0
 
 
-def _mixture(wealth: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the logarithm of the mean wealth over the bets."""
-    largest = wealth.max(axis=0)
-    return np.asarray(largest + np.log(np.exp(wealth - largest).mean(axis=0)))
+def _kept_stake(count: int) -> float:
+    """Return the stake that is not bet yet after so many samples; it falls so slowly that late changes are affordable.
+
+    The stake of sample k is about 1 / (k log² k): a change after k samples needs a wealth of k log² k / α.
+    """
+    return 1.0 / (1.0 + math.log1p(count))
+
+
+def needed_rate(limit: float) -> float:
+    """Return the share of answers at which a drift to `DRIFT` times the limit shows in `SOON` answers."""
+    return math.log(1.0 / MISSED) / (min(1.0, DRIFT * limit) * SOON)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The share of differing answers and its bounds, of the sequence with the tightest ones."""
+    """The share of differing answers and its bounds."""
 
     samples: int
     mean: float
@@ -101,28 +119,26 @@ class Reading:
 
 
 class Watch:
-    """Samples answers of one gear and raises an alarm when they differ from the full model's too often."""
+    """Samples answers of one gear and raises an alarm when they differ from the full model's too often.
+
+    `limit` None: nothing raises an alarm, and `rate` is sampled as it is.
+    """
 
     def __init__(
         self,
-        limit: float,
-        alpha: float = 0.01,
+        limit: float | None,
+        alpha: float = 0.02,
         rate: float = 0.01,
         idle_rate: float = 0.2,
         rng: random.Random | None = None,
     ) -> None:
-        self.limit, self.alpha, self.rate, self.idle_rate = limit, alpha, rate, max(rate, idle_rate)
+        self.limit, self.alpha, self.idle_rate = limit, alpha, max(rate, idle_rate)
+        self.rate = rate if limit is None or rate == 0.0 else min(self.idle_rate, max(rate, needed_rate(limit)))
         self.samples, self.alarm, self.answers = 0, False, 0
         self._rng = rng or random.Random()
-        self._begun = 0
-        self._first = self._new()  # over everything: its bounds are shown
-        self._recent: list[MeanBound] = [self._first]
-        self._suspicious = False
+        self._bound = MeanBound(alpha, limit)
+        self._suspicion = _Suspicion(limit)
         self._exits = _Shift()
-
-    def _new(self) -> MeanBound:
-        self._begun += 1
-        return MeanBound(self.alpha * 6.0 / (math.pi**2 * self._begun**2), self.limit)
 
     def wants(self, exit_layer: float, idle: bool) -> bool:
         """Return whether the next answer is sampled; decided before anything is known of it but where it left."""
@@ -133,28 +149,38 @@ class Watch:
 
     def current_rate(self, idle: bool = False) -> float:
         """Return the share of answers that is sampled now."""
-        suspicious = self._suspicious or self._exits.shifted
-        return self.idle_rate if idle or suspicious or self.samples < EPOCH else self.rate
+        suspicious = self._suspicion.left > 0 or self._exits.shifted
+        return self.idle_rate if idle or suspicious or self.samples < FIRST_SAMPLES else self.rate
 
     def add(self, disagreement: float) -> bool:
         """Take the disagreement of a sampled answer with the full model's, 0…1; return whether an alarm begins."""
-        if self.samples and self.samples % EPOCH == 0:
-            self._recent.append(self._new())
-            if len(self._recent) > SEQUENCES:
-                self._recent.pop(1)
+        disagreement = min(1.0, max(0.0, disagreement))
         self.samples += 1
-        for bound in self._recent:
-            bound.add(min(1.0, max(0.0, disagreement)))
-        self._suspicious = max(bound.wealth for bound in self._recent) > SUSPICION
+        self._bound.add(disagreement)
+        self._suspicion.add(disagreement)
         before = self.alarm
-        self.alarm = self.alarm or any(bound.passed for bound in self._recent)
+        self.alarm = self.alarm or (self.limit is not None and self._bound.passed)
         return self.alarm and not before
 
     def reading(self) -> Reading:
-        """Return the present state; the bounds are those over everything, the lower end the highest of all."""
-        lower = max(bound.lower for bound in self._recent)
-        mean = self._first.total / self._first.count if self._first.count else 0.0
-        return Reading(self.samples, mean, lower, self._first.upper, self.alarm, self.current_rate())
+        """Return the present state."""
+        bound = self._bound
+        mean = bound.total / bound.count if bound.count else 0.0
+        return Reading(self.samples, mean, bound.lower, bound.upper, self.alarm, self.current_rate())
+
+
+class _Suspicion:
+    """Notices that answers may have begun to differ: a gambler who may begin again at any time (CUSUM); no proof."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit, self.wealth, self.left = limit, 1.0, 0
+
+    def add(self, disagreement: float) -> None:
+        if self.limit is None:
+            return
+        bet = min(DRIFT - 1.0, LARGEST_BET / self.limit)
+        self.wealth = max(1.0, self.wealth) * (1.0 + bet * (disagreement - self.limit))
+        self.left = SUSPICIOUS_SAMPLES if self.wealth > SUSPICION else max(0, self.left - 1)
 
 
 class _Shift:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -90,13 +91,13 @@ class Worker:
         """Take one step and hand over what it finished."""
         before = self.clock()
         finished = self.scheduler.step(before)
-        after = self.clock()
+        if finished:
+            self.finished(self, finished, self.clock())
+        after = self.clock()  # what becomes of the answers is part of what a step costs
         self.scheduler.observe(after - before)
         self._note_busy(before, after)
         self.steps += 1
         self.tick(after)
-        if finished:
-            self.finished(self, finished, after)
 
     def _note_busy(self, before: float, after: float) -> None:
         """Keep an exponential mean, over a second, of the share of time in which steps ran."""
@@ -112,12 +113,14 @@ class Worker:
         ids = [number for number in range(min(len(tokenizer), 2000)) if number not in special] or [0]
         longest = scheduler.predictor.model.max_length
         gears = list(dict.fromkeys([*self._gears, scheduler.gears.full]))
-        for number in range(3):
+        for number, whole in itertools.product(range(3), (True, False)):
+            scheduler.whole = whole  # one call where the engine can, then by segments: both costs become known
             for rows, tokens in WARM_UP_ROWS if scheduler.network.decoder is None else WARM_UP_ROWS[:1]:
                 for gear in gears if number == 0 and rows < 16 else gears[-1:]:
                     lengths = [max(1, min(longest, tokens - place % 5)) for place in range(rows)]
                     tickets = [Ticket([_row(ids, length)], self.clock(), gear) for length in lengths]
                     self._warm_up_with(tickets, measure=number > 0)
+        scheduler.whole = None
         scheduler.depths.clear()
 
     def _warm_up_with(self, tickets: Sequence[Ticket], measure: bool) -> None:
