@@ -23,68 +23,42 @@ import asyncio
 import itertools
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from offramp import __version__
 from offramp.data.readers import read_rows
-from offramp.errors import OfframpError
 from offramp.inference.budget import parse_latency
-from offramp.inference.predictor import Predictor
 from offramp.utils.command_line import command_line
 from offramp.utils.files import atomic_replace, write_json
 from offramp.utils.hardware import hardware
 
 if __package__:
+    from benchmarks.litserve_full_depth import RUNTIMES, StaticRuntime
     from benchmarks.load import send_load, summary
     from benchmarks.server_drills import Address, free_address, running_server, wait_until_ready
 else:  # as a script: its own folder is where modules are found
+    from litserve_full_depth import RUNTIMES, StaticRuntime
     from load import send_load, summary
     from server_drills import Address, free_address, running_server, wait_until_ready
 
 PROGRAM = "python benchmarks/serve_comparison.py"
-RUNTIMES = ("onnxruntime-int8", "openvino-graph-bf16", "openvino-int8")
 KNOBS = [  # batch size, seconds that LitServe waits for a batch to fill, workers
     (16, 0.002, 1),
     (32, 0.005, 1),
-    (8, 0.001, 2),
-    (16, 0.005, 2),
+    (16, 0.002, 2),
 ]
 COLOURS = {"litserve": "#d1495b", "full": "#444444", "adaptive": "#2f6db3"}
 Rows = Sequence[Mapping[str, Any]]
 Run = dict[str, Any]
-
-
-class StaticRuntime:
-    """A run at full depth on a static runtime: texts to labels."""
-
-    def __init__(self, run: str, name: str, threads: int, work: str) -> None:
-        from offramp.evaluation import peers
-
-        self.name, self.adaptive = name, name == "openvino-int8"
-        self.predictor = Predictor.load(
-            run, "openvino" if self.adaptive else "torch", "int8" if self.adaptive else "fp32", threads
-        )
-        task = self.predictor.task
-        if not self.adaptive:
-            runtime, precision = name.rsplit("-", 1)
-            model = peers.BenchModel(run, task.auto_class, work, threads)
-            peer = peers.get("openvino" if runtime == "openvino-graph" else runtime)
-            self.run = peer.load(model, peers.EngineVariant(runtime, precision))
-
-    def predict(self, rows: Rows) -> list[str]:
-        """Return the label of every row."""
-        if self.adaptive:
-            return [str(one["label"]) for one in self.predictor.predict(rows, budget=1.0, batch_size=len(rows))]
-        encoded = self.predictor.prepare(rows)
-        predictions = self.predictor.task.predictions(rows, encoded, self.run(encoded))
-        return [str(one["label"]) for one in predictions]
 
 
 def quickest_runtime(run: str, rows: Rows, threads: int, work: str) -> tuple[str, dict[str, float]]:
@@ -102,55 +76,26 @@ def quickest_runtime(run: str, rows: Rows, threads: int, work: str) -> tuple[str
     return max(speeds, key=lambda name: speeds[name]), speeds
 
 
-def serve_with_litserve(options: argparse.Namespace) -> None:
-    """Be the LitServe server: the process that `litserve` starts."""
-    import litserve
-
-    class FullDepth(litserve.LitAPI):  # type: ignore[misc]  # litserve has no types
-        def setup(self, device: str) -> None:
-            self.runtime = StaticRuntime(options.run, options.runtime, options.threads, options.work)
-            for size in (1, 2, 4, 8, 16, 32):
-                self.runtime.predict([{"text": "a text to warm up " * (1 + size % 5)}] * size)
-
-        def decode_request(self, request: dict[str, Any]) -> dict[str, Any]:
-            row: dict[str, Any] = request["inputs"][0]
-            return row
-
-        def batch(self, inputs: list[Any]) -> list[Any]:
-            return list(inputs)
-
-        def predict(self, rows: Any) -> Any:
-            return self.runtime.predict(rows) if isinstance(rows, list) else self.runtime.predict([rows])[0]
-
-        def unbatch(self, output: Any) -> Any:
-            return output
-
-        def encode_response(self, output: str) -> dict[str, Any]:
-            spent = {"exit_layer": self.runtime.predictor.network.depth, "budget": {"mac_share": 1.0}}
-            return {"predictions": [{"label": output, **spent}]}
-
-    api = FullDepth(max_batch_size=options.batch, batch_timeout=options.wait, api_path="/v1/predict")
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=options.workers, fast_queue=True)
-    server.run(host="127.0.0.1", port=options.port, generate_client_file=False, log_level="error")
-
-
 @contextmanager
 def litserve_server(run: str, runtime: str, knobs: tuple[int, float, int], work: str) -> Iterator[Address]:
     """Start LitServe in a process of its own and wait until it is ready."""
     batch, wait, workers = knobs
     address, threads = free_address(), max(1, 2 // workers)
-    command = [sys.executable, __file__, run, "--be-litserve", "--port", str(address[1]), "--runtime", runtime]
+    script = str(Path(__file__).with_name("litserve_full_depth.py"))
+    command = [sys.executable, script, run, "--port", str(address[1]), "--runtime", runtime]
     command += ["--batch", str(batch), "--wait", str(wait), "--workers", str(workers), "--threads", str(threads)]
-    with subprocess.Popen([*command, "--work", work], stdout=subprocess.DEVNULL) as process:
+    command += ["--work", work]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             wait_until_ready(process, address)
             yield address
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        finally:  # LitServe's own processes outlive the first one: the whole group is ended
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(3)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def load_once(address: Address, rows: Rows, rate: float, options: argparse.Namespace, fields: Run, seed: int) -> Run:
@@ -217,7 +162,9 @@ def compare(options: argparse.Namespace) -> Run:
         rows = rows[: options.limit]
     result: Run = {"servers": {}}
     with tempfile.TemporaryDirectory() as work:
-        runtime, speeds = quickest_runtime(options.run, rows, 2, work)
+        runtime, speeds = options.runtime, {}
+        if not runtime:
+            runtime, speeds = quickest_runtime(options.run, rows, 2, work)
         knobs, tuning = (options.knobs[0], options.knobs[1], int(options.knobs[2])), []
         if options.tune:
             knobs, tuning = tune_litserve(options, runtime, work)
@@ -304,29 +251,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the servers, print a summary, write numbers and plot if wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run folder with operating points")
-    parser.add_argument("--data", help="labelled rows to send")
+    parser.add_argument("--data", required=True, help="labelled rows to send")
     parser.add_argument("--name", default="", help="name of the data set in the result")
     parser.add_argument("--limit", type=int, help="use only the first N rows")
     parser.add_argument("--slo", default="50ms")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each rate")
     parser.add_argument("--first", type=float, default=100.0, help="first rate")
     parser.add_argument("--most", type=float, default=8000.0, help="rates above this are not tried")
+    parser.add_argument("--runtime", choices=RUNTIMES, help="LitServe's runtime; if left out, the quickest")
     parser.add_argument("--tune", help="rows on which LitServe's options are chosen; if left out, --knobs")
     parser.add_argument("--knobs", type=float, nargs=3, default=[16, 0.002, 1], help="batch size, wait in s, workers")
     parser.add_argument("--json", help="write the numbers here")
     parser.add_argument("--plot", help="draw offered load against p99, accuracy and budget here (SVG)")
-    parser.add_argument("--be-litserve", action="store_true", help=argparse.SUPPRESS)
-    for name, kind in (("port", int), ("runtime", str), ("batch", int), ("wait", float), ("workers", int)):
-        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
-    parser.add_argument("--threads", type=int, default=2, help=argparse.SUPPRESS)
-    parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of `offramp serve`")
     options = parser.parse_args(arguments)
-    if options.be_litserve:
-        serve_with_litserve(options)
-        return
-    if not options.data:
-        raise OfframpError("rows to send", "none", "give --data FILE")
     options.knobs[0] = int(options.knobs[0])
     about = {"what": "Goodput of offramp serve and of full depth behind LitServe under a latency target",
              "data": options.name or Path(options.data).name, "slo_ms": 1000 * parse_latency(options.slo),

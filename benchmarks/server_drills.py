@@ -5,11 +5,19 @@
     python benchmarks/server_drills.py RUN --data test.jsonl --drill overload --rate 2000 --seconds 300
     python benchmarks/server_drills.py RUN --data test.jsonl --drill soak --rate 50 --seconds 1800
     python benchmarks/server_drills.py RUN --data test.jsonl --drill drift --other imdb.jsonl --limit 0.02
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill schema --examples 100
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill startup --trials 5
+    python benchmarks/server_drills.py RUN --data test.jsonl --drill detection --trials 200
 
 sigterm: SIGTERM under load; every request that was sent is answered, or refused with 503. hangup: clients that leave
 without reading; no work stays behind. overload: more than the server can do; latency of accepted requests, refusals,
 memory, time back to the normal gear. soak: ordinary load beside clients that send garbage, hang up and reconnect.
-drift: first the rows of the run, then those of another data set; how many requests until the alarm.
+drift: first the rows of the run, then those of another data set; how many requests until the alarm. schema:
+Schemathesis over the whole OpenAPI document. startup: from the end of imports until ready. detection: the watch alone,
+on simulated streams without idle time whose rows leave where they did before: how often a fivefold disagreement is
+noticed within 5,000 answers, and how often an unchanged one at the limit raises an alarm within 50,000.
+
+With `--json`, sigterm goes on where an interrupted run of the same command ended.
 """
 
 from __future__ import annotations
@@ -19,12 +27,16 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +46,7 @@ from offramp import __version__
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.inference.budget import parse_latency
+from offramp.serving.watch import Watch
 from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
 from offramp.utils.hardware import hardware
@@ -110,7 +123,10 @@ def _memory(process: subprocess.Popen[bytes]) -> float:
 def drill_sigterm(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Stop servers under load; count requests that got neither an answer nor a refusal, and exit codes."""
     lost, refused, answered, codes = 0, 0, 0, []
-    for trial in range(options.trials):
+    if options.json and Path(options.json).is_file():
+        done = json.loads(Path(options.json).read_text())
+        lost, refused, answered, codes = done["lost"], done["refused"], done["answered"], done["exit_codes"]
+    for trial in range(len(codes), options.trials):
         with running_server(options.run, *options.serve) as (process, address):
             delay = random.Random(trial).uniform(0.3, 1.0)
 
@@ -120,8 +136,10 @@ def drill_sigterm(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
             refused += len(tally.refusals)
             answered += len(tally.latencies)
         print(f"trial {trial + 1}: exit code {codes[-1]}, lost so far {lost}", flush=True)
-    return {"trials": options.trials, "lost": lost, "answered": answered, "refused": refused,
-            "exit_codes_not_zero": sum(code != 0 for code in codes)}  # fmt: skip
+        found = {"trials": len(codes), "lost": lost, "answered": answered, "refused": refused, "exit_codes": codes}
+        if options.json:
+            write_json(Path(options.json), {"drill": "sigterm", **found})
+    return {**found, "exit_codes_not_zero": sum(code != 0 for code in codes)}
 
 
 async def _load_and_stop(
@@ -207,12 +225,94 @@ def drill_drift(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
                 "disagreement_after": state["disagreement"], "gear": state["gear"]}  # fmt: skip
 
 
+def drill_schema(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Send what Schemathesis makes of the OpenAPI document; return how often each status was answered."""
+    with running_server(options.run, "--slo", options.slo, *options.serve) as (process, address):
+        url = f"http://{address[0]}:{address[1]}"
+        command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/openapi.json", "--no-color"]
+        command += ["--checks", "not_a_server_error", "--max-examples", str(options.examples), "--continue-on-failure"]
+        with tempfile.TemporaryDirectory() as folder:
+            ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        statuses: Counter[str] = Counter()
+        for status, count in re.findall(r'^offramp_requests_total{.*status="(\d+)".*} (\S+)$', metrics, re.M):
+            statuses[status] += int(float(count))
+        print("\n".join(ended.stdout.splitlines()[-25:]), flush=True)
+        failed = sum(count for status, count in statuses.items() if status >= "500" and status != "504")
+        return {"examples_per_operation": options.examples, "statuses_of_model_routes": dict(sorted(statuses.items())),
+                "server_errors": failed, "schemathesis_exit_code": ended.returncode,
+                "still_alive": process.poll() is None}  # fmt: skip
+
+
+def drill_startup(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Start servers; return the seconds of imports alone and until ready, and the median difference."""
+    imports, ready = [], []
+    modules = "import offramp.serving.running, offramp.inference.predictor, offramp.cli.serve"
+    for _ in range(options.trials):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", modules], check=True)
+        imports.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        with running_server(options.run, *options.serve):
+            ready.append(time.perf_counter() - started)
+    after = [whole - part for whole, part in zip(ready, imports, strict=True)]
+    return {"trials": options.trials, "imports_seconds": [round(one, 2) for one in imports],
+            "ready_seconds": [round(one, 2) for one in ready],
+            "median_seconds_after_imports": round(statistics.median(after), 2)}  # fmt: skip
+
+
+def drill_detection(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    """Simulate streams: how often drift is noticed and how often an unchanged stream raises an alarm."""
+    found = []
+    for limit in (0.01, 0.02, 0.05):
+        noticed = []
+        for seed in range(options.trials):
+            rng = random.Random(seed)
+            watch = Watch(limit, rng=rng)
+            if _simulated(watch, rng, 0.5 * limit, 5000) is None:
+                noticed.append(_simulated(watch, rng, 5.0 * limit, 5000))
+        false = 0
+        for seed in range(max(1, options.trials // 4)):
+            rng = random.Random(10_000 + seed)
+            false += _simulated(Watch(limit, rng=rng), rng, limit, 50_000) is not None
+        answers = sorted(one for one in noticed if one is not None)
+        found.append({"limit": limit, "streams": options.trials, "noticed": len(answers),
+                      "median_answers_until_alarm": answers[len(answers) // 2] if answers else None,
+                      "p95_answers_until_alarm": answers[int(0.95 * len(answers))] if answers else None,
+                      "alarms_before_drift": options.trials - len(noticed), "unchanged_streams_at_the_limit":
+                      max(1, options.trials // 4), "alarms_in_50000_unchanged": false})  # fmt: skip
+        print(json.dumps(found[-1]), flush=True)
+    return {"by_limit": found}
+
+
+def _simulated(watch: Watch, rng: random.Random, share: float, answers: int) -> int | None:
+    """Send answers of which a share differs through a watch; return how many there were before the alarm."""
+    for number in range(answers):
+        if watch.wants(rng.gauss(2.0, 1.0), idle=False) and watch.add(float(rng.random() < share)):
+            return number
+    return None
+
+
 DRILLS = {
     "sigterm": drill_sigterm,
     "hangup": drill_hangup,
     "overload": drill_overload,
     "soak": drill_soak,
     "drift": drill_drift,
+    "schema": drill_schema,
+    "startup": drill_startup,
+    "detection": drill_detection,
+}
+WHAT = {
+    "sigterm": "Servers stopped by SIGTERM under load: requests that got neither an answer nor a refusal",
+    "hangup": "Clients that leave without reading: what work they leave behind",
+    "overload": "More requests than the server can answer: latency of accepted ones, refusals, memory, the way back",
+    "soak": "Ordinary load for long beside clients that crash, send garbage and reconnect: what leaks",
+    "drift": "Rows of another data set after those of the run: how many requests until the alarm",
+    "schema": "Schemathesis over the whole OpenAPI document: answers by status",
+    "startup": "Seconds from the end of imports until a server is ready",
+    "detection": "Simulated streams: how often the watch notices a drift, how often an unchanged one raises an alarm",
 }
 
 
@@ -222,7 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", help="a run folder")
     parser.add_argument("--data", required=True, help="rows to send")
     parser.add_argument("--drill", required=True, choices=list(DRILLS))
-    parser.add_argument("--trials", type=int, default=100, help="sigterm: servers that are stopped")
+    parser.add_argument("--trials", type=int, default=100, help="sigterm, startup: servers; detection: streams")
+    parser.add_argument("--examples", type=int, default=100, help="schema: examples of an operation")
+    parser.add_argument("--note", default="", help="what a reader should know about the machine at that time")
     parser.add_argument("--clients", type=int, default=1000, help="hangup: clients")
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the load")
@@ -240,8 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {"drill": options.drill, **DRILLS[options.drill](options, read_rows(options.data))}
     print(json.dumps(found))
     if options.json:
-        about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
-        write_json(Path(options.json), {**found, **about})
+        about = {"what": WHAT[options.drill], "data": Path(options.data).parent.name or Path(options.data).name,
+                 "date": time.strftime("%Y-%m-%d"), "note": options.note}  # fmt: skip
+        about |= {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__}
+        write_json(Path(options.json), {**about, **found})
 
 
 if __name__ == "__main__":

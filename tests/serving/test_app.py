@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from offramp.inference.predictor import Predictor
-from offramp.serving.app import AppSettings
+from offramp.serving.app import LONG_TEXTS, AppSettings
 from offramp.serving.http import HTTPLimits
 from tests import factories
 from tests.serving.conftest import StartServer
@@ -331,3 +332,13 @@ def test_a_deadline_that_cannot_be_met_is_refused_or_times_out(address: str) -> 
     response = post(address, "/v1/predict", {"inputs": ["a good film " * 15] * 200, "deadline_ms": 0.001})
     assert response.status_code in (429, 504)
     assert post(address, "/v1/predict", {"inputs": ["a good film"], "deadline_ms": 20_000}).status_code == 200
+
+
+def test_long_and_short_texts_are_tokenised_at_the_same_time(address: str) -> None:
+    long, short = "a good film and " * (LONG_TEXTS // 8), "a bad film"
+    with ThreadPoolExecutor(8) as pool:
+        statuses = [
+            pool.submit(httpx.post, f"{address}/v1/predict", json={"inputs": [text]}, timeout=60)
+            for text in [long, short, short, short] * 12
+        ]
+        assert {one.result().status_code for one in statuses} == {200}

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -90,6 +91,7 @@ class Server:
         self.behind = 0.0  # seconds that a request spends outside the scheduler, by the lag of the HTTP thread
         self._resolved: deque[asyncio.Future[None]] = deque()  # answered, but the HTTP thread does not know yet
         self._lock = threading.Lock()
+        self._long_texts = ThreadPoolExecutor(1, "offramp-long-texts")
 
     @property
     def ready(self) -> bool:
@@ -198,7 +200,7 @@ class Server:
         before = time.perf_counter()
         characters = sum(len(text) for row in call.rows for text in row.values() if isinstance(text, str))
         if characters > LONG_TEXTS:
-            encoded = await loop.run_in_executor(None, call.service.prepare, call.rows)
+            encoded = await loop.run_in_executor(self._long_texts, call.service.prepare_long, call.rows)
         else:
             encoded = call.service.prepare(call.rows)
         tokenised = time.perf_counter()

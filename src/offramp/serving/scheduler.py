@@ -149,8 +149,9 @@ class Scheduler:
     def submit(self, tickets: Sequence[Ticket], now: float) -> Refusal | None:
         """Take inputs, all or none; they wait until a step starts them. Thread-safe."""
         tokens, wait = sum(ticket.tokens for ticket in tickets), self.predicted_wait()
-        if any(ticket.deadline <= now + wait for ticket in tickets):
-            return Refusal(f"the deadline is sooner than the predicted wait of {1000 * wait:.0f} ms", wait)
+        least = wait + self.costs.start(tokens)
+        if any(ticket.deadline <= now + least for ticket in tickets):
+            return Refusal(f"the deadline is sooner than the predicted wait of {1000 * least:.1f} ms", least)
         with self._lock:
             if self.waiting_inputs + len(tickets) > self.limits.queue_requests:
                 return Refusal(f"{self.waiting_inputs} inputs wait already", wait)

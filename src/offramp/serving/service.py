@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -119,6 +120,7 @@ class Service:
         self._lock = threading.Lock()
         self._audits: deque[Ticket] = deque()
         self._numbers = itertools.count()
+        self._long_predictor: Predictor | None = None  # as soon as it is needed
 
     # life
 
@@ -164,12 +166,16 @@ class Service:
         return gear
 
     def prepare(self, rows: Sequence[Mapping[str, Any]]) -> list[list[Encoded]]:
-        """Check and tokenise inputs; return the rows of each."""
-        self.predictor.task.check_inputs(rows, "the request")
-        encoded: list[list[Encoded]] = [[] for _ in rows]
-        for one in self.predictor.prepare(rows, "the request"):
-            encoded[one.example].append(one)
-        return encoded
+        """Check and tokenise inputs; return the rows of each. For one thread only: a tokenizer cannot be shared."""
+        return _prepared(self.predictor, rows)
+
+    def prepare_long(self, rows: Sequence[Mapping[str, Any]]) -> list[list[Encoded]]:
+        """Do the same with a tokenizer of its own, for a thread that takes the inputs that need long."""
+        if self._long_predictor is None:
+            predictor = copy.copy(self.predictor)
+            predictor.model = replace(predictor.model, tokenizer=copy.deepcopy(predictor.model.tokenizer))
+            self._long_predictor = predictor
+        return _prepared(self._long_predictor, rows)
 
     def submit(
         self,
@@ -406,6 +412,13 @@ def check_service_settings(settings: ServiceSettings) -> None:
     if settings.max_disagreement is not None and not 0.0 < settings.max_disagreement < 1.0:
         given = f"max_disagreement={settings.max_disagreement}"
         raise OfframpError("a disagreement that raises an alarm", given, "give a number above 0 and below 1, e.g. 0.02")
+
+
+def _prepared(predictor: Predictor, rows: Sequence[Mapping[str, Any]]) -> list[list[Encoded]]:
+    encoded: list[list[Encoded]] = [[] for _ in rows]
+    for one in predictor.prepare(rows, "the request"):
+        encoded[one.example].append(one)
+    return encoded
 
 
 def _share(gear: Gear) -> float:

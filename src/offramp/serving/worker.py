@@ -16,6 +16,7 @@ from offramp.serving.scheduler import Refusal, Scheduler, Ticket
 LOG = logging.getLogger("offramp.serving")
 TICK = 0.1  # seconds after which an idle worker checks for work
 WARM_UP_ROWS = ((1, 16), (4, 24), (16, 32), (48, 32))  # rows and tokens of each; run three times, measured twice
+LARGEST = 32  # tokens of a row of the largest batch of the warm-up
 Clock = Callable[[], float]
 
 
@@ -120,6 +121,10 @@ class Worker:
                     lengths = [max(1, min(longest, tokens - place % 5)) for place in range(rows)]
                     tickets = [Ticket([_row(ids, length)], self.clock(), gear) for length in lengths]
                     self._warm_up_with(tickets, measure=number > 0)
+            if number == 1:  # the largest batch that will come: memory does not grow under load
+                rows = max(1, min(scheduler.batch_tokens // min(longest, LARGEST), scheduler.limits.batch_rows))
+                largest = [Ticket([_row(ids, min(longest, LARGEST))], self.clock(), gears[0]) for _ in range(rows)]
+                self._warm_up_with(largest, measure=True)
         scheduler.whole = None
         scheduler.depths.clear()
 
