@@ -9,7 +9,7 @@ Three servers, one after another, each in a process of its own, loaded by `load.
 - litserve: full depth behind LitServe with dynamic batching. The runtime is the static one that is quickest on batches
   of these rows (ONNX Runtime int8, OpenVINO's whole graph in bf16, OpenVINO int8 layer by layer); batch size, waiting
   time and number of workers are those with the highest goodput of a small search on other rows (`--tune`).
-- full: `offramp serve` asked for full depth. adaptive: `offramp serve` with its default budget and gears.
+- full: `offramp serve` with a budget of 1, full depth. adaptive: `offramp serve` with its default budget and gears.
 
 A rate is sustained if the 99th percentile of all answers is within the target and at most one request in a hundred was
 refused or failed. Rates double until one is not sustained, then the interval is halved twice. Goodput is what was
