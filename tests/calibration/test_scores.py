@@ -156,7 +156,7 @@ def grid_and_search(
     evaluate = point_evaluator(context, recording)
     candidates = candidate_settings(context.network, context.method, recording)
     grid = monotone_scores([evaluate(one) for one in candidates], True)
-    return grid, cross_fitted_gains(context, recording, grid, search_exit_settings, evaluate)
+    return grid, cross_fitted_gains(context, recording, grid, search_exit_settings, point_evaluator)
 
 
 def test_cross_fitted_gains_rejects_a_search_that_found_noise(trained: Path) -> None:

@@ -25,12 +25,14 @@ from offramp.calibration.grids import USEFUL_LOSS, cliff_lengths, constant_lengt
 from offramp.calibration.layer_search import STARTS, search_layer_values
 from offramp.calibration.loss_bounds import CONFIDENCE, MeasuredPoint, bound_losses, loss_bounds, stored_points
 from offramp.calibration.replay import (
+    ExitOutcomes,
     ExitRecording,
     exit_table,
     fit_temperatures,
     record_exits,
     replay,
     replayed_state,
+    with_outcomes,
 )
 from offramp.calibration.scores import (
     costs_at_least,
@@ -50,7 +52,7 @@ from offramp.inference.operating_points import OperatingPoint, OperatingPoints, 
 from offramp.methods import Method, PairMethod
 from offramp.nn.batches import Data
 from offramp.nn.confidence import normalised_entropy
-from offramp.nn.exit_policies import UncertaintyPolicy
+from offramp.nn.exit_policies import ThresholdPolicy, UncertaintyPolicy
 from offramp.nn.network import Network
 from offramp.nn.setting_space import FixedSpace, IntegerSpace, LengthSpace, ThresholdSpace
 
@@ -59,7 +61,7 @@ EVEN, CLIFFS = 5, 4  # of those, where they are lengths: constant drops and clif
 FEW_ROWS = 200  # rows below which no threshold is searched for every exit
 SUBSET_ROWS, SUBSET_TOKENS = 1000, 100_000  # size of the subset that a training is calibrated on
 POINTS = 60  # settings with a threshold per exit that are kept
-GENERATIONS = 40  # of the search for them
+GENERATIONS, CHILDREN = 40, 400  # of the search for them
 PAIR_POINTS, PAIR_GENERATIONS = 24, 8  # the same for a pair, under each length setting
 ENGINE, PRECISION = "torch", "fp32"  # what settings are calibrated on
 Settings = dict[str, Any]
@@ -79,6 +81,8 @@ class CalibrationContext:
     bfloat16: bool = False  # precise enough to rank settings that are scored again later
     loss_confidence: float = CONFIDENCE  # of the bounds on what settings lose
     closed_exits: frozenset[int] = frozenset()  # layers whose exits no setting uses
+    generations: int = GENERATIONS  # of the search for a threshold per exit
+    children: int = CHILDREN  # in each of them
 
     def candidates(self, recording: ExitRecording) -> list[Settings]:
         """Return the settings worth trying (`candidate_settings`) without the closed exits, and those of a search."""
@@ -134,7 +138,8 @@ class CalibrationContext:
         assert isinstance(self.method, PairMethod)
         length, depth = self.method.length, self.method.depth
         configured = methods.configure(length.settings, settings, length.name)
-        return replace(self, method=depth, length_policy=length.policy(self.network, configured), searched=())
+        policy = length.policy(self.network, configured)
+        return replace(self, method=depth, length_policy=policy, searched=(), generations=PAIR_GENERATIONS)
 
     def predictions(self, output: RunOutput) -> Predictions:
         """Return the predictions for the rows."""
@@ -218,6 +223,8 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     if isinstance(method, PairMethod):
         return _explore_pair(context, method, recording)
     space = method.space
+    if method.replays:
+        recording = with_outcomes(network, recording, context.data)
     evaluate = point_evaluator(
         context, recording if method.replays else None, own_family=isinstance(space, LengthSpace)
     )
@@ -232,7 +239,7 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     if isinstance(space, ThresholdSpace) and space.per_layer and len(context.data.rows) >= FEW_ROWS:
         tried += _search_layers(context, space, tried, full_point)
     if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
-        tried += cross_fitted_gains(context, recording, tried, search_exit_settings, evaluate)
+        tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
     return [*bound_losses(tried, context.loss_confidence), full_point]
 
 
@@ -286,7 +293,7 @@ def pair_points_at_lengths(
             even = exits.even_rows
             searched_on, (exits, recording) = exits.select_rows(even, recording), exits.select_rows(~even, recording)
             full_predictions = [one for one, is_even in zip(full_predictions, even, strict=True) if not is_even]
-        settings = [one for _, one in search_exit_settings(*searched_on, PAIR_POINTS, PAIR_GENERATIONS)]
+        settings = [one for _, one in search_exit_settings(*searched_on, PAIR_POINTS)]
     else:
         settings = candidate_settings(exits.network, exits.method, recording)
     evaluate = point_evaluator(exits, recording if exits.method.replays else None, full_predictions)
@@ -371,7 +378,7 @@ def row_uncertainties(
 
 
 def search_exit_settings(
-    context: CalibrationContext, recording: ExitRecording, limit: int = POINTS, generations: int = GENERATIONS
+    context: CalibrationContext, recording: ExitRecording, limit: int = POINTS
 ) -> list[tuple[float, Settings]]:
     """Return settings with a threshold and a temperature per exit, spread over the front, with their MAC share."""
     network, method = context.network, context.method
@@ -383,7 +390,7 @@ def search_exit_settings(
     levels = np.minimum(np.stack([np.resize(threshold_cuts(values), CUTS + 1) for values in uncertainties]), largest)
     closed = [number for number, layer in enumerate(sorted(network.exit_heads)) if layer in context.closed_exits]
     start[:, closed], levels[closed] = 0.0, 0.0
-    front = search_thresholds(table, start, levels, generations)
+    front = search_thresholds(table, start, levels, context.generations, context.children)
     share, vectors = front.cost / table.reach[-1].mean(), front.thresholds
     index = np.unique(np.linspace(0, len(share) - 1, limit).round().astype(int))
     return [(float(share[i]), {"thresholds": tuple(vectors[i].tolist()), "temperatures": temperatures}) for i in index]
@@ -399,9 +406,12 @@ def point_evaluator(
 
     Settings are replayed if there is a recording, else run. `full_predictions` are those of the full model, which
     disagreement and losses are measured against; by default those of the full setting. With `own_family` every
-    setting is bounded by itself: for settings of which costlier ones are not always better.
+    setting is bounded by itself: for settings of which costlier ones are not always better. Where the recording holds
+    the outcomes of every exit, a setting is evaluated by looking them up.
     """
     task, data = context.network.task, context.data
+    if recording is not None and recording.outcomes is not None and full_predictions is None:
+        return _outcome_evaluator(context, recording, recording.outcomes, own_family)
     single = context.network.decoder is None  # translations are scored together: no error of single rows
     reference = (full_predictions or context.predictions(context.run({}, recording))) if single else []
     full_scores = task.row_scores(data.rows, reference) if single else None
@@ -425,6 +435,47 @@ def point_evaluator(
             score,
             error,
             row_losses=None if scores is None or full_scores is None else np.subtract(full_scores, scores),
+            family=repr(settings) if own_family else "",
+        )
+
+    return evaluate
+
+
+def _outcome_evaluator(
+    context: CalibrationContext, recording: ExitRecording, outcomes: ExitOutcomes, own_family: bool
+) -> Evaluator:
+    """Return `point_evaluator` for a recording with outcomes: the same points, without answers in between."""
+    network, method, rows = context.network, context.method, np.arange(len(context.data.rows))
+    uncertainties: dict[tuple[float, ...], NDArray[np.float64]] = {}
+
+    def exits_and_macs(configured: Any, settings: Settings) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        policy = method.policy(network, configured)
+        if not isinstance(policy, ThresholdPolicy):
+            output = context.run(settings, recording)
+            return np.searchsorted(outcomes.layers, output.exit_layer), output.macs
+        key = configured.temperatures
+        if key not in uncertainties:
+            uncertainties[key] = row_uncertainties(network, method, {"temperatures": key}, recording)
+        limits = np.array([policy.threshold(layer) for layer in outcomes.layers[:-1]])[:, None]
+        leaving = uncertainties[key] < limits  # [exits, rows]
+        places = np.where(leaving.any(axis=0), leaving.argmax(axis=0), len(limits))
+        paid = np.cumsum(outcomes.ask * (limits > 0), axis=0)[np.minimum(places, len(limits) - 1), rows]
+        answer = np.where(places < len(limits), outcomes.answer[np.minimum(places, len(limits) - 1), rows], 0.0)
+        return places, outcomes.reach[places, rows] + paid + answer
+
+    def evaluate(settings: Settings) -> MeasuredPoint:
+        configured = methods.configure(method.settings, settings, method.name)
+        places, macs = exits_and_macs(configured, settings)
+        losses = outcomes.row_score[-1] - outcomes.row_score[places, rows]
+        score = float(outcomes.row_score[places, rows].mean())
+        return MeasuredPoint(
+            asdict(configured),
+            float(macs.sum() / outcomes.full_macs.sum()),
+            score,
+            float(outcomes.layers[places].mean()),
+            score,
+            float(np.mean(np.square(outcomes.disagreement[places, rows])) / len(rows)) ** 0.5,
+            row_losses=losses,
             family=repr(settings) if own_family else "",
         )
 

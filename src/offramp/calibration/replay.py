@@ -9,7 +9,8 @@ same tokens at the same moments, so exits can be tried under one length setting 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -24,12 +25,33 @@ from offramp.core.cost import Event, macs
 from offramp.core.loop import Engine, State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import PairPolicy, Policy, PolicyWrapper
-from offramp.inference.batching import RunOutput, run_encoded, run_packed
+from offramp.inference.batching import RunOutput, full_macs, run_encoded, run_packed
 from offramp.nn.batches import Data, build_batch, pack_rows
 from offramp.nn.keys import EXIT_UNIT
 from offramp.nn.network import Network
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ExitOutcomes:
+    """What each row gets and pays at every exit; the last exit is the full model's own."""
+
+    layers: NDArray[np.int64]  # [exits + 1]
+    row_score: Array  # [exits + 1, rows] the task's score of single rows, of which the metric is the mean
+    disagreement: Array  # [exits + 1, rows] with the full model
+    score: Array  # [exits + 1, rows] 1 minus the error
+    reach: Array  # the rest as in `ExitTable`
+    ask: Array
+    answer: Array
+    full_macs: Array  # [rows]
+    targets: Tensor | None  # [rows]; None where tokens have targets
+
+    def keep(self, rows: NDArray[np.bool_]) -> ExitOutcomes:
+        """Return the outcomes of the selected rows."""
+        names = [one.name for one in fields(self) if one.name not in ("layers", "targets")]
+        targets = None if self.targets is None else self.targets[torch.from_numpy(rows)]
+        return replace(self, targets=targets, **{name: getattr(self, name)[..., rows] for name in names})
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,7 @@ class ExitRecording:
     packed: Packed  # all rows together, without states; the token column `dropped_at` holds the moment of dropping
     predictor_moments: frozenset[int] = frozenset()  # moments at which the method ran a predictor
     restoring_moments: frozenset[int] = frozenset()  # those at which it ran on the dropped tokens alone
+    outcomes: ExitOutcomes | None = None  # None: not computed, or rows have no scores of their own
 
     def keep(self, rows: Tensor, per_token: bool) -> ExitRecording:
         """Return the recording of the selected rows ([rows] bool), as if the others had never been recorded."""
@@ -49,7 +72,8 @@ class ExitRecording:
         numbered = packed.with_rows(origin=torch.arange(packed.count)).with_tokens(origin=torch.arange(packed.total))
         logits = {layer: values[index] for layer, values in self.logits.items()}
         exit_unit = {layer: values[rows] for layer, values in self.exit_unit.items()}
-        return replace(self, logits=logits, exit_unit=exit_unit, packed=numbered)
+        outcomes = None if self.outcomes is None else self.outcomes.keep(rows.numpy())
+        return replace(self, logits=logits, exit_unit=exit_unit, packed=numbered, outcomes=outcomes)
 
     def keep_exits(self, layers: Collection[int], depth: int) -> ExitRecording:
         """Return the recording of a network that has only these exits below its last layer, `depth`."""
@@ -57,6 +81,7 @@ class ExitRecording:
             self,
             logits={layer: values for layer, values in self.logits.items() if layer in layers or layer == depth},
             exit_unit={layer: values for layer, values in self.exit_unit.items() if layer in layers},
+            outcomes=None,
         )
 
 
@@ -226,6 +251,9 @@ def replayed_state(network: Network, recording: ExitRecording, layer: int) -> St
 
 def exit_table(network: Network, recording: ExitRecording, data: Data, uncertainties: Array) -> ExitTable:
     """Return the score and cost of every exit for every encoded row, beside its uncertainty."""
+    known = recording.outcomes
+    if known is not None:
+        return ExitTable(uncertainties, known.score, known.reach, known.ask, known.answer)
     exits = [*sorted(network.exit_heads), network.depth]
     learned, trace = EXIT_UNIT in network.added, trace_all_exits(network, recording)
 
@@ -246,23 +274,64 @@ def exit_table(network: Network, recording: ExitRecording, data: Data, uncertain
 
 def _exit_scores(network: Network, recording: ExitRecording, data: Data, exits: list[int]) -> Array:
     """Return 1 minus the error of each exit on each row."""
-    targets, lengths = (
-        build_batch(network.task, data, range(len(data.encoded)), seed=0).targets,
-        recording.packed.lengths,
-    )
+    targets, lengths = _targets(network, data), recording.packed.lengths
     errors = [network.task.example_error(recording.logits[layer], targets, lengths) for layer in exits]
     return 1.0 - np.asarray(torch.stack(errors).double().numpy())
+
+
+def _targets(network: Network, data: Data) -> Tensor:
+    return build_batch(network.task, data, range(len(data.encoded)), seed=0).targets
+
+
+def with_outcomes(network: Network, recording: ExitRecording, data: Data) -> ExitRecording:
+    """Return the recording with the outcomes of every exit, so that settings are evaluated by looking them up.
+
+    Unchanged where rows have no scores of their own, or several windows.
+    """
+    task, count = network.task, len(data.rows)
+    if recording.outcomes is not None or [one.example for one in data.encoded] != list(range(count)):
+        return recording
+    layers = [*sorted(network.exit_heads), network.depth]
+    lengths = recording.packed.lengths.tolist()
+    outputs = [recording.logits[layer] for layer in layers]
+    logits = [[part.numpy() for part in (one.split(lengths) if network.per_token else one)] for one in outputs]
+    predictions = [task.predictions(data.rows, data.encoded, one) for one in logits]
+    scores = [task.row_scores(data.rows, one) for one in predictions]
+    if any(one is None for one in scores):
+        return recording
+    exits = len(layers) - 1
+    table = exit_table(network, recording, data, np.zeros((exits, count)))
+    outcomes = ExitOutcomes(
+        np.array(layers),
+        np.array(scores, dtype=np.float64),
+        np.array([task.disagreement(one, predictions[-1]) for one in predictions], dtype=np.float64),
+        table.score,
+        table.reach,
+        table.ask,
+        table.answer,
+        full_macs(network, data.encoded),
+        None if network.per_token else _targets(network, data),
+    )
+    return replace(recording, outcomes=outcomes)
 
 
 def fit_temperatures(network: Network, recording: ExitRecording, data: Data) -> tuple[float, ...]:
     """Return for each exit the divisor of its logits, between 0.5 and 4, under which the labels are most likely."""
     if "distribution" not in network.task.provides:
         return ()
-    targets = build_batch(network.task, data, range(len(data.encoded)), seed=0).targets
+    known = None if recording.outcomes is None else recording.outcomes.targets
+    targets = _targets(network, data) if known is None else known
     grid = np.geomspace(0.5, 4.0, 31)
 
     def best(logits: Tensor) -> float:
-        losses = [float(network.task.loss(logits / heat, targets, recording.packed.lengths)) for heat in grid]
-        return float(f"{grid[int(np.argmin(losses))]:.4g}")
+        @cache
+        def loss(place: int) -> float:
+            return float(network.task.loss(logits / grid[place], targets, recording.packed.lengths))
+
+        low, high = 0, len(grid) - 1
+        while low < high:  # the loss is convex in the inverse of the temperature: it falls, then rises
+            middle = (low + high) // 2
+            low, high = (low, middle) if loss(middle) <= loss(middle + 1) else (middle + 1, high)
+        return float(f"{grid[low]:.4g}")
 
     return tuple(best(recording.logits[layer]) for layer in sorted(network.exit_heads))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from offramp.calibration.loss_bounds import MeasuredPoint
+from offramp.calibration.loss_bounds import MeasuredPoint, RowLosses
 from offramp.calibration.replay import ExitRecording
 from offramp.inference.batching import full_macs
 from offramp.inference.operating_points import OperatingPoint
@@ -37,6 +37,7 @@ Settings = dict[str, Any]
 AtLeast = Callable[[OperatingPoint, OperatingPoint], bool]  # whether the second setting should reach the first's score
 SearchResult = list[tuple[float, Settings]]  # (share of MACs, settings), cheapest first
 Search = Callable[["CalibrationContext", ExitRecording], SearchResult]
+Evaluator = Callable[["CalibrationContext", ExitRecording], Callable[[Settings], MeasuredPoint]]
 
 
 def costs_at_least(point: OperatingPoint, other: OperatingPoint) -> bool:
@@ -91,6 +92,16 @@ def shrink_scores(points: Sequence[OperatingPoint], higher_is_better: bool) -> l
 
 
 @dataclass(frozen=True)
+class _FoldResult:
+    """What one setting gives on held-out rows."""
+
+    score: float
+    mac_share: float
+    predictions: list[Any] | None  # None where row losses are known
+    row_losses: RowLosses | None
+
+
+@dataclass(frozen=True)
 class _Fold:
     """Rows that were held out, and the settings found on the others."""
 
@@ -98,30 +109,40 @@ class _Fold:
     context: CalibrationContext
     recording: ExitRecording
     found: SearchResult
-    results: dict[str, tuple[list[Any], float, float]] = field(default_factory=dict)
+    evaluate: Callable[[Settings], MeasuredPoint]
+    results: dict[str, _FoldResult] = field(default_factory=dict)
 
     def settings_for(self, share: float) -> Settings:
         """Return the setting that the search on the other rows would use for this cost."""
         return ([s for cost, s in self.found if cost <= share] or [self.found[0][1]])[-1]
 
-    def run(self, settings: Settings) -> tuple[list[Any], float, float]:
-        """Return the predictions for the held-out rows, their score and their MACs."""
+    def run(self, settings: Settings) -> _FoldResult:
+        """Return the outcome of a setting on the held-out rows."""
         if repr(settings) not in self.results:
-            data, task = self.context.data, self.context.network.task
-            output = self.context.run(settings, self.recording)
-            predictions = task.predictions(data.rows, data.encoded, output.logits)
-            score = task.metrics(data.rows, predictions)[task.metric]
-            self.results[repr(settings)] = predictions, score, float(output.macs.sum())
+            self.results[repr(settings)] = self._run(settings)
         return self.results[repr(settings)]
 
+    def _run(self, settings: Settings) -> _FoldResult:
+        if self.recording.outcomes is not None:
+            point = self.evaluate(settings)
+            return _FoldResult(point.score, point.mac_share, None, point.row_losses)
+        data, task = self.context.data, self.context.network.task
+        output = self.context.run(settings, self.recording)
+        predictions = task.predictions(data.rows, data.encoded, output.logits)
+        score = task.metrics(data.rows, predictions)[task.metric]
+        full = full_macs(self.context.network, data.encoded).sum()
+        return _FoldResult(score, float(output.macs.sum() / full), predictions, None)
 
-def _split_in_folds(context: CalibrationContext, recording: ExitRecording, search: Search) -> list[_Fold]:
+
+def _split_in_folds(
+    context: CalibrationContext, recording: ExitRecording, search: Search, evaluator: Evaluator
+) -> list[_Fold]:
     fold_of_row = np.random.default_rng(0).permutation(len(context.data.rows)) % FOLDS
     folds = []
     for number in range(FOLDS):
-        held_out, held_out_recording = context.select_rows(fold_of_row == number, recording)
+        held_out, own = context.select_rows(fold_of_row == number, recording)
         found = search(*context.select_rows(fold_of_row != number, recording))
-        folds.append(_Fold(np.flatnonzero(fold_of_row == number), held_out, held_out_recording, found))
+        folds.append(_Fold(np.flatnonzero(fold_of_row == number), held_out, own, found, evaluator(held_out, own)))
         report_progress(number + 1, FOLDS)
     return folds
 
@@ -131,26 +152,40 @@ def cross_fitted_gains(
     recording: ExitRecording,
     grid: Sequence[OperatingPoint],
     search: Search,
-    evaluate: Callable[[Settings], MeasuredPoint],
+    evaluator: Evaluator,
 ) -> list[OperatingPoint]:
     """Return the searched settings that beat the grid (cheapest first) at equal cost on rows they were not found on."""
-    task, full = context.network.task, float(full_macs(context.network, context.data.encoded).sum())
-    folds, sign = _split_in_folds(context, recording, search), 1 if task.higher_is_better else -1
-    kept: list[MeasuredPoint] = []
-    rows = context.data.rows
-    full_scores = task.row_scores(rows, context.predictions(context.run({}, recording)))
+    task, full = context.network.task, full_macs(context.network, context.data.encoded)
+    folds, sign = _split_in_folds(context, recording, search, evaluator), 1 if task.higher_is_better else -1
+    weights = [full[fold.rows].sum() / full.sum() for fold in folds]
+    evaluate, kept = evaluator(context, recording), list[MeasuredPoint]()
     for share, settings in search(context, recording):
         searched = [fold.run(fold.settings_for(share)) for fold in folds]
-        spent = max(share, sum(macs for _, _, macs in searched) / full)
+        spent = max(share, sum(weight * one.mac_share for weight, one in zip(weights, searched, strict=True)))
         rival = ([p for p in grid if p.mac_share <= spent] or [grid[0]])[-1]
         baseline = [fold.run(rival.settings) for fold in folds]
-        gains = sign * np.array([a[1] - b[1] for a, b in zip(searched, baseline, strict=True)])
+        gains = sign * np.array([a.score - b.score for a, b in zip(searched, baseline, strict=True)])
         if gains.mean() > CLEAR_GAIN * gains.std(ddof=1) / FOLDS**0.5:
-            predictions = _joint_predictions(context, folds, [predictions for predictions, _, _ in searched])
-            score, scores = task.metrics(rows, predictions)[task.metric], task.row_scores(rows, predictions)
-            losses = None if full_scores is None or scores is None else np.subtract(full_scores, scores)
+            score, losses = _joint_outcome(context, recording, folds, searched)
             kept.append(replace(evaluate(settings), score=score, row_losses=losses, family="searched"))
     return monotone_scores(kept, task.higher_is_better)
+
+
+def _joint_outcome(
+    context: CalibrationContext, recording: ExitRecording, folds: Sequence[_Fold], results: Sequence[_FoldResult]
+) -> tuple[float, RowLosses | None]:
+    """Return score and row losses on all rows, each answered with the setting that was found without it."""
+    task, rows = context.network.task, context.data.rows
+    if recording.outcomes is not None:
+        losses = np.empty(len(rows))
+        for fold, result in zip(folds, results, strict=True):
+            losses[fold.rows] = result.row_losses
+        return float(recording.outcomes.row_score[-1].mean() - losses.mean()), losses
+    predictions = _joint_predictions(context, folds, [one.predictions or [] for one in results])
+    full_scores = task.row_scores(rows, context.predictions(context.run({}, recording)))
+    scores = task.row_scores(rows, predictions)
+    joint = None if full_scores is None or scores is None else np.subtract(full_scores, scores)
+    return task.metrics(rows, predictions)[task.metric], joint
 
 
 def _joint_predictions(
