@@ -86,12 +86,12 @@ class StudySet:
 
 
 SETS = {
-    "trec": StudySet(("train", "test"), 1400, 4300, 1500),
-    "sst2": StudySet(("train",), 2000, 8000, 2000),
-    "mr": StudySet(("all",), 1500, 7000, 2000),
-    "agnews": StudySet(("train",), 1200, 6000, 2000, 48),
-    "dbpedia": StudySet(("train_extra",), 1200, 6000, 2000, 40),
-    "imdb": StudySet(("train",), 1200, 4000, 1500, 96),
+    "trec": StudySet(("train", "test"), 400, 5000, 2000),
+    "sst2": StudySet(("train",), 800, 5000, 2000),
+    "mr": StudySet(("all",), 800, 5000, 2000, 48),
+    "agnews": StudySet(("train",), 600, 4500, 2000, 40),
+    "dbpedia": StudySet(("train_extra",), 600, 4500, 2000, 32),
+    "imdb": StudySet(("train",), 800, 4000, 2000, 64),
 }
 
 

@@ -224,7 +224,7 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
         return _explore_pair(context, method, recording)
     space = method.space
     if method.replays:
-        recording = with_outcomes(network, recording, context.data)
+        recording = with_outcomes(context.network, recording, context.data)
     evaluate = point_evaluator(
         context, recording if method.replays else None, own_family=isinstance(space, LengthSpace)
     )
