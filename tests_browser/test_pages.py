@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
-from tests.evaluation.result_files import write_results
+from tests.evaluation.result_files import cell, write_results
 
 from offramp.commands.report import report
 from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerStep
@@ -85,10 +86,10 @@ def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Pa
     assert "of the full MACs" in page.locator("#tip").inner_text()
     page.locator(".mark").last.hover()
     assert page.locator("#tip").is_visible()
-    page.locator("#legend button").first.click()
-    assert page.locator("#legend button").first.get_attribute("aria-pressed") == "false"
+    page.get_by_role("button", name="branchynet", exact=True).click()
+    assert page.get_by_role("button", name="branchynet", exact=True).get_attribute("aria-pressed") == "false"
     assert page.locator("#times .mark").count() == 1  # the peer
-    page.locator("#legend button").first.click()
+    page.get_by_role("button", name="branchynet", exact=True).click()
     assert page.locator("#times .mark").count() == 3 and page.locator("#times polyline").count() == 1
     page.get_by_role("button", name="batch 32").click()
     page.locator("#times .mark").first.focus()
@@ -97,3 +98,33 @@ def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Pa
     assert page.locator("#speed tbody tr").count() == 6 and "offramp bench" in page.locator("#sources").inner_text()
     page.locator("#sets button").nth(1).click()
     assert page.locator("#heading").inner_text() == "speed: sst2" and fits(page)
+
+
+def test_report_page_colours_six_methods_and_opens_on_the_largest_set(page: Page, tmp_path: Path) -> None:
+    for number in range(9):  # all on the Pareto front
+        content = cell(f"method{number}", share=0.1 * (number + 1), score=0.8 + 0.01 * number, data="large")
+        if number == 8:
+            content["trained"] = {"options": {"pool": "mean", "exit0": "False"}}
+        (tmp_path / f"{number}.json").write_text(json.dumps(content))
+    (tmp_path / "budget.json").write_text(json.dumps(cell("other", 0.098, 0.7, chosen={"by": "budget", "value": 0.1})))
+    report(str(tmp_path), out=str(tmp_path / "report"))
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    assert page.locator("#heading").inner_text() == "large"
+    buttons = page.locator("#legend button")
+    pressed = [buttons.nth(n).get_attribute("aria-pressed") for n in range(buttons.count())]
+    assert pressed == ["true"] * 6 + ["false"] * 3
+    dots = [buttons.nth(n).locator("i").evaluate("dot => dot.style.background") for n in range(buttons.count())]
+    assert len(set(dots[:6])) == 6 and len(set(dots[6:])) == 1 and not set(dots[:6]) & set(dots[6:])
+    assert page.locator("#curves .mark").count() == 6 and page.locator("#curves polyline").count() == 9
+    buttons.nth(6).click()
+    assert page.locator("#curves .mark").count() == 7
+    assert "logarithmic" in page.locator("#curves svg").inner_text()
+    heads = page.locator("#table th").all_inner_texts()
+    assert [text.split(" ▲")[0] for text in heads[:5]] == ["method", "model", "full depth", "chosen ≤ 1.0", "ms a row"]
+    assert page.locator("#table details").count() == 1 and not page.get_by_text("pool=mean").first.is_visible()
+    page.locator("#table summary").click()
+    assert page.get_by_text("pool=mean").first.is_visible() and fits(page)
+    page.locator("#sets button", has_text="sst2").click()
+    page.locator("#curves .mark").first.focus()
+    assert "budget 0.1: accuracy 70.00" in page.locator("#tip").inner_text()
+    assert page.locator("#table tbody td").nth(2).inner_text() == "–"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offramp.evaluation.collect import CurvePoint, collect_results, lowest_share
-from offramp.evaluation.tables import latex_table, markdown_tables, mean_and_spread, table_lines
+from offramp.evaluation.tables import COLUMNS, latex_table, markdown_tables, mean_and_spread, table_lines
 from tests.evaluation.result_files import cell, curve_cells, write_results
+
+BELOW = COLUMNS.index("≤ 1.0 below full")
 
 
 @pytest.fixture
@@ -20,10 +24,10 @@ def folder(tmp_path: Path) -> Path:
 def test_table_line_is_the_mean_over_seeds(folder: Path) -> None:
     found = table_lines(collect_results(folder).entries)
     both = next(line for line in found if line.section == "exits" and line.cells[0] == "branchynet")
-    assert both.cells == ("branchynet", "tiny", "2", "accuracy", "91.0 ± 1.4", "–", "90.0 at 0.400", "0.400", "0.400",
-                          "0.750", "0.400")  # fmt: skip
+    assert both.cells == ("branchynet", "tiny", "91.0 ± 1.4", "90.0 at 0.400", "–", "–", "0.400", "0.400", "0.750",
+                          "0.400", "–", "accuracy", "2")  # fmt: skip
     assert both.files == ("exits/a.json", "exits/b.json")
-    assert "| branchynet | tiny | 2 |" in markdown_tables(found) and r"91.0 $\pm$ 1.4" in latex_table(found)
+    assert "| branchynet | tiny | 91.0 ± 1.4 |" in markdown_tables(found) and r"91.0 $\pm$ 1.4" in latex_table(found)
 
 
 def test_models_from_different_starts_are_not_averaged(tmp_path: Path) -> None:
@@ -37,11 +41,11 @@ def test_models_from_different_starts_are_not_averaged(tmp_path: Path) -> None:
 def test_model_is_compared_with_fine_tuning_of_the_same_model(folder: Path) -> None:
     other = [{**one, "model": "large"} for one in curve_cells(1, 0.95, [(0.1, 0.90), (1.0, 0.95)])]
     (folder / "exits/large.json").write_text(json.dumps(other))
-    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+    assert [line.cells[BELOW] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
         "–"
     ]
     (folder / "exits/large-full.json").write_text(json.dumps(cell("full", score=0.91, model="large")))
-    assert [line.cells[-2] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
+    assert [line.cells[BELOW] for line in table_lines(collect_results(folder).entries) if line.cells[1] == "large"] == [
         "0.100",
         "1.000",
     ]
@@ -57,4 +61,40 @@ def test_loss_is_measured_in_the_units_of_the_metric(tmp_path: Path) -> None:
     curve = [{"share_of_full": share, "metrics": {"bleu": bleu}} for share, bleu in ((0.6, 34.3), (1.0, 34.5))]
     content = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=curve)
     (tmp_path / "a.json").write_text(json.dumps(content))
-    assert table_lines(collect_results(tmp_path).entries)[0].cells[7:9] == ("0.600", "0.600")
+    assert table_lines(collect_results(tmp_path).entries)[0].cells[6:8] == ("0.600", "0.600")
+
+
+def cells_of(folder: Path, benches: Sequence[Any] = ()) -> list[dict[str, str]]:
+    lines = table_lines(collect_results(folder).entries, benches)
+    return [dict(zip(("table", *COLUMNS), (line.table, *line.cells), strict=True)) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "more", [{"chosen": {"by": "budget", "value": 0.1}}, {"command": "offramp eval r --budget 0.1"}]
+)
+def test_a_cell_of_a_budget_is_not_full_depth(tmp_path: Path, more: dict[str, Any]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(cell(share=0.098, score=0.71, **more)))
+    (line,) = cells_of(tmp_path)
+    assert line["full depth"] == "–" and line["other points"] == "budget 0.1: 71.0 at 0.098"
+    (tmp_path / "b.json").write_text(json.dumps(cell(share=1.0, score=0.9, chosen={"by": "full", "value": None})))
+    (line,) = cells_of(tmp_path)
+    assert line["full depth"] == "90.0" and line["other points"] == "budget 0.1: 71.0 at 0.098"
+    assert line["curve ≤ 1.0"] == "1.000"
+
+
+def test_two_files_of_one_folder_are_two_lines_without_a_spread(tmp_path: Path) -> None:
+    for split, score in (("easy", 0.9), ("hard", 0.6)):
+        (tmp_path / f"{split}.json").write_text(json.dumps(cell("full", score=score, split=split)))
+    lines = cells_of(tmp_path)
+    assert [(one["table"], one["full depth"]) for one in lines] == [("sst2/easy", "90.0"), ("sst2/hard", "60.0")]
+
+
+def test_times_come_from_the_bench_that_is_named_after_the_result(tmp_path: Path) -> None:
+    (tmp_path / "default-tiny-s1.json").write_text(json.dumps(cell()))
+    rows = [{"engine": "torch", "precision": "fp32", "batch_size": 1, "order": "given", "rows_per_second": rate,
+             "budget": budget} for budget, rate in ((1.0, 100.0), ("max-loss=0.01", 250.0))]  # fmt: skip
+    timed = {"data": "sst2/dev", "method": "branchynet", "model": "tiny", "rows": rows}
+    assert [one["ms a row"] for one in cells_of(tmp_path, [("sst2/bench/branchynet-tiny-s1.json", timed)])] == [
+        "10.00 → 4.00"
+    ]
+    assert [one["ms a row"] for one in cells_of(tmp_path, [("sst2/bench/other-tiny-s1.json", timed)])] == ["–"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offramp.data.readers import read_rows
+from offramp.evaluation.collect import FULL_DEPTH
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
 from offramp.inference.predictor import Predictor
@@ -75,10 +76,22 @@ def evaluate(
         settings=settings,
     )
     rows, origin = _rows(predictor, run, data, limit, columns, command)
+    limits = {"budget": budget, "max_loss": max_loss, "risk": risk, "latency": latency}
+    named = {**limits, "max_disagreement": max_disagreement, "settings": settings or None}
     cell = evaluate_setting(predictor, rows, chosen, origin, batch_size)
+    cell["chosen"] = _choice(named, full=chosen == predictor.model.method.settings())
     if json is not None:
         write_json(Path(json), cell)
     return cell
+
+
+def _choice(named: Mapping[str, Any], full: bool) -> Cell:
+    """Return how the setting of a cell was chosen, for reports: by which argument, and its value."""
+    given = {name: value for name, value in named.items() if value is not None}
+    by, value = next(iter(given.items()), ("default", None))
+    if full:
+        by, value = FULL_DEPTH, None
+    return {"by": by, "value": dict(value) if isinstance(value, Mapping) else value}
 
 
 def evaluate_points(

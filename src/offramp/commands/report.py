@@ -43,7 +43,7 @@ def report(
         fix = "run `offramp compare`, or `offramp eval --json`, first"
         raise OfframpError("results to report", f"none in {folder}{damaged}", fix)
     families = join_families(found.entries)
-    listed = table_lines([*found.entries, *families])
+    listed = table_lines([*found.entries, *families], found.benches)
     if markdown:
         write_text(Path(markdown), INTRO + "\n" + markdown_tables(listed) + "\n")
         return Report(found, [Path(markdown)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardwa
 METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # a data set is reported by the first it has
 BY_DATA = {"mrpc": "f1", "cola": "matthews"}
 LOSSES = (0.005, 0.01, 0.02)  # reports quote the cheapest point that loses at most this much
+FULL_DEPTH = "full"  # how a cell of the full model was chosen
+SETTING = re.compile(r"(?:--|\b)(budget|max[-_]loss|risk|latency|max[-_]disagreement)[ =]['\"]?([\w.]+)")
 Cell = dict[str, Any]
 
 
@@ -42,11 +45,13 @@ class ModelResult:
     split: str
     seed: int | None
     metric: str
-    full: CurvePoint  # all points are measured on the report rows
+    full: CurvePoint | None  # all points are measured on the report rows; None: the full model was not measured
     chosen: Mapping[str, CurvePoint]  # "0.005" → the point that was chosen on calibration rows for this loss
     curve: tuple[CurvePoint, ...]
     cells: tuple[Cell, ...]
     files: tuple[str, ...]
+    others: Mapping[str, CurvePoint] = field(default_factory=dict)  # "budget 0.1" → its point
+    several_splits: bool = False  # other results of the data set are about another file
 
     @property
     def section(self) -> str:
@@ -56,12 +61,18 @@ class ModelResult:
     @property
     def table(self) -> str:
         """The title of the table that compares it with others."""
-        return f"{self.section}: {self.data}" if self.section else self.data
+        data = f"{self.data}/{self.split}" if self.several_splits else self.data
+        return f"{self.section}: {data}" if self.section else data
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What results of several seeds have in common."""
-        return self.section, self.data, self.model, self.method, self.variant
+        return self.section, self.data, self.split, self.model, self.method, self.variant
+
+    @property
+    def largest_share(self) -> float:
+        """The share of the most expensive point."""
+        return max(point.share for point in (*self.curve, *([self.full] if self.full else [])))
 
     @property
     def from_fine_tuned(self) -> bool:
@@ -100,7 +111,11 @@ def collect_results(folder: str | Path) -> CollectedResults:
             _add(json.loads(path.read_text(encoding="utf-8")), name, found)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             found.damaged.append((name, f"{type(error).__name__}: {error}"))
-    found.entries = [_pooled(group) for group in _by_model(found.entries)]
+    pooled = [_pooled(group) for group in _by_model(found.entries)]
+    splits: dict[tuple[str, str], set[str]] = {}
+    for one in pooled:
+        splits.setdefault((one.section, one.data), set()).add(one.split)
+    found.entries = [replace(one, several_splits=len(splits[one.section, one.data]) > 1) for one in pooled]
     return found
 
 
@@ -115,7 +130,7 @@ def _by_model(entries: list[ModelResult]) -> list[list[ModelResult]]:
 
 
 def _pooled(group: list[ModelResult]) -> ModelResult:
-    """Join single points to one result; the most expensive point stands for full depth."""
+    """Join single points to one result; of points whose setting is unknown the most expensive is the full model."""
     if len(group) == 1:
         return group[0]
     cells = sorted((cell for one in group for cell in one.cells), key=lambda c: -float(c["macs"]["share_of_full"]))
@@ -156,15 +171,38 @@ def metric_of(cell: Cell) -> str:
 def model_result(cells: list[Cell], *files: str) -> ModelResult:
     """Join the cells of one trained model on one split, full depth first."""
     first, metric = cells[0], metric_of(cells[0])
-    full = next((c for c in cells if c.get("chosen", {}).get("by", "full") == "full"), first)
-    chosen = {
-        str(c["chosen"]["value"]): _cell_point(c, metric) for c in cells if c.get("chosen", {}).get("by") == "max_loss"
-    }
+    settings = [setting_of(cell) for cell in cells]
+    full = next((cell for cell, (by, _) in zip(cells, settings, strict=True) if by == FULL_DEPTH), None)
+    points = {setting: _cell_point(cell, metric) for setting, cell in reversed(list(zip(settings, cells, strict=True)))}
+    chosen = {str(value): point for (by, value), point in points.items() if by == "max_loss"}
+    others = {_in_words(*one): point for one, point in points.items() if one[0] not in (FULL_DEPTH, "max_loss", "risk")}
     curve = [_point(s["share_of_full"], s["metrics"][metric]) for c in cells for s in c.get("curve", ())]
     label = variant_label(trained_options(first))
     named = (first["method"], label, first["model"], first["data"], first["split"], first.get("seed"))
-    points = tuple(sorted(curve or [_cell_point(c, metric) for c in cells], key=lambda point: point.share))
-    return ModelResult(*named, metric, _cell_point(full, metric), chosen, points, tuple(cells), files)
+    ordered = tuple(sorted(curve or [_cell_point(c, metric) for c in cells], key=lambda point: point.share))
+    at_full = None if full is None else _cell_point(full, metric)
+    return ModelResult(*named, metric, at_full, chosen, ordered, tuple(cells), files, others)
+
+
+def setting_of(cell: Cell) -> tuple[str, Any]:
+    """Return how the point of a cell was chosen: `("full", None)`, `("budget", 0.1)`, `("max_loss", 0.01)` …
+
+    Cells that were written before they had the field name it in their command, or are of the full model.
+    """
+    if "chosen" in cell:
+        by, value = cell["chosen"]["by"], cell["chosen"]["value"]
+        return by, variant_label(value) if isinstance(value, dict) else value
+    found = SETTING.search(str(cell["command"]))
+    if found is None:
+        return FULL_DEPTH, None
+    by, value = found[1].replace("-", "_"), _as_number(found[2])
+    if by == "budget" and value is not None and value >= 1.0:
+        return FULL_DEPTH, None
+    return by, found[2] if value is None else value
+
+
+def _in_words(by: str, value: Any) -> str:
+    return by if value is None else f"{by} {value:g}" if isinstance(value, float) else f"{by} {value}"
 
 
 def _cell_point(cell: Cell, metric: str) -> CurvePoint:
@@ -202,14 +240,14 @@ def join_families(entries: Sequence[ModelResult]) -> list[ModelResult]:
             rest = {key: str(value) for key, value in options.items() if key != option}
             place = (one.section, one.data, one.split, one.model, one.method, one.seed, one.from_fine_tuned)
             groups.setdefault((option, *place, str(sorted(rest.items()))), []).append(one)
-    costs = {key: len({round(one.full.share, 4) for one in group}) for key, group in groups.items()}
+    costs = {key: len({round(one.largest_share, 4) for one in group}) for key, group in groups.items()}
     return [_joined(group, key[0]) for key, group in groups.items() if costs[key] > 1]
 
 
 def _joined(group: Sequence[ModelResult], option: str) -> ModelResult:
     """Join runs to one curve; its full depth is that of the most expensive run, and points are chosen among all."""
     group = sorted(group, key=lambda one: _as_number(trained_options(one.cells[0])[option]) or 0.0)
-    most_expensive = max(group, key=lambda one: one.full.share)
+    most_expensive = max(group, key=lambda one: one.largest_share)
     others = {key: value for key, value in trained_options(most_expensive.cells[0]).items() if key != option}
     values = " or ".join(str(trained_options(one.cells[0])[option]) for one in group)
     ordered = (most_expensive, *(one for one in group if one is not most_expensive))

@@ -24,11 +24,13 @@ INTRO = """# Results
 Written by `offramp report DIR --markdown FILE` from the JSON files in that folder; do not edit.
 
 All scores are on rows that were used neither in training nor in calibration. “chosen ≤ x”: the cheapest point that
-loses at most x points on calibration rows; its score on the report rows, and its share of the full model's
-multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest point on the curve of the report rows
+loses at most x points on calibration rows; its score on the report rows, and its share of the full model's multiply-
+accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest point on the curve of the report rows
 themselves, a choice in hindsight. “≤ x below full”: the same relative to plain fine-tuning of the same model, which is
-the right comparison for static baselines and for methods that change the model. ± is the standard deviation over
-seeds. “penalty=a or b”: runs trained once for each cost, as one curve, its points chosen among all of them.
+the right comparison for static baselines and for methods that change the model. “ms a row”: a row alone, at full depth
+→ at the point chosen for a point lost. “other points”: cells of another setting, such as a budget. ± is the standard
+deviation over seeds. “penalty=a or b”: runs trained once for each cost, as one curve, its points chosen among all of
+them.
 """
 
 
@@ -46,7 +48,10 @@ def report_data(found: CollectedResults, joined: Sequence[ModelResult], listed: 
         "about": about + (f"; {len(skipped)} damaged files left out: {', '.join(skipped)}" if skipped else ""),
         "columns": list(COLUMNS),
         "entries": [_entry(one) for one in drawn_results(found.entries, joined)],
-        "lines": [{"set": line.table, "cells": list(line.cells)} for line in listed],
+        "lines": [
+            {"set": line.table, "method": line.method, "variant": line.variant, "cells": list(line.cells)}
+            for line in listed
+        ],
         "benches": [row for name, bench in found.benches for row in report_bench_rows(name, bench)],
         "lengths": [row for name, timed in found.lengths for row in report_length_rows(name, timed)],
     }
@@ -63,11 +68,14 @@ def _entry(one: ModelResult) -> dict[str, Any]:
     return {
         "set": one.table,
         "data": one.data,
-        "name": f"{one.method} ({one.variant})" if one.variant else one.method,
+        "name": one.method,
+        "variant": one.variant,
+        "cells": len(one.cells),
         "model": one.model,
         "seed": one.seed,
         "metric": one.metric,
-        "full": scaled(one.full),
+        "full": None if one.full is None else scaled(one.full),
+        "others": {setting: scaled(point) for setting, point in one.others.items()},
         "chosen": {loss: scaled(point) for loss, point in one.chosen.items()},
         "curve": [scaled(point) for point in one.curve],
         "exits": cell.get("exit_histogram"),

@@ -1,14 +1,37 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
-const COLOURS = ["#2f6db3", "#d1495b", "#2d8a56", "#b8860b", "#7d5ba6", "#0f8b8d", "#e07a5f", "#5b6675", "#b5179e", "#6a994e",
-  "#1d3557", "#9c6644", "#4361ee", "#bc4749"];
-const names = [...new Set([...data.entries, ...data.benches, ...data.lengths].map((e) => e.name))].sort();
-const colour = (name) => COLOURS[names.indexOf(name) % COLOURS.length];
+// twelve colours that differ in hue or lightness on light and dark ground; the first six are for the methods shown at first
+const COLOURS = ["#2f7fd0", "#d1495b", "#2d9a5f", "#c98a00", "#8f63c9", "#12a5a8", "#b5179e", "#7a8f00", "#e0703a", "#5566dd", "#9c6644", "#d95fa0"];
+const HIGHLIGHTED = 6, GREY = "#98a1ac";
 const sets = [...new Set(data.entries.map((e) => e.set))];
 const dataOf = Object.fromEntries(data.entries.map((e) => [e.set, e.data]));
-const hidden = new Set();
-let chosenSet = sets[0], chosenBatch = null, sorted = { column: 0, up: true };
+const cellsOf = (set) => data.entries.filter((e) => e.set === set).reduce((sum, e) => sum + e.cells, 0);
+const chosenNames = {};  // data set → the methods that have a colour, in the order of the colours; null: a free colour
+let chosenSet = [...sets].sort((a, b) => cellsOf(b) - cellsOf(a))[0], chosenBatch = null, sorted = { column: 0, up: true };
+
+const pointsOf = (e) => [...e.curve, ...(e.full ? [e.full] : []), ...Object.values(e.chosen), ...Object.values(e.others)];
+
+function paretoNames(set) {
+  const all = data.entries.filter((e) => e.set === set).flatMap((e) => pointsOf(e).map((s) => ({ ...s, name: e.name })));
+  let top = -Infinity;
+  const front = all.sort((a, b) => a.share - b.share || b.score - a.score).filter((s) => s.score > top && ((top = s.score), true));
+  const best = front.length ? front[front.length - 1].score : 0, counts = new Map();
+  for (const s of front) counts.set(s.name, (counts.get(s.name) || 0) + 1 + (s.score > best - 2 ? 1000 : 0));
+  return [...counts].sort((a, b) => b[1] - a[1]).slice(0, HIGHLIGHTED).map(([name]) => name);
+}
+
+const chosen = () => (chosenNames[chosenSet] ||= paretoNames(chosenSet));
+const isChosen = (name) => chosen().includes(name);
+const colour = (name) => isChosen(name) ? COLOURS[chosen().indexOf(name) % COLOURS.length] : GREY;
+
+function toggle(name) {
+  const list = chosen(), place = list.indexOf(name), free = list.indexOf(null);
+  if (place >= 0) list[place] = null;
+  else if (free >= 0) list[free] = name;
+  else list.push(name);
+  draw();
+}
 
 function make(kind, attributes = {}, ...children) {
   const svg = ["svg", "g", "line", "path", "circle", "text", "polyline"].includes(kind);
@@ -28,17 +51,18 @@ function choices() {
     button.addEventListener("click", () => { chosenSet = name; draw(); });
     return button;
   }));
-  const shown = [...new Set([...entries(true), ...timed(data.benches, true), ...timed(data.lengths, true)].map((e) => e.name))].sort();
+  const known = [...entries(true), ...timed(data.benches, true).filter((b) => !b.peer), ...timed(data.lengths, true)];
+  const shown = [...new Set(known.map((e) => e.name))].sort((a, b) => isChosen(b) - isChosen(a) || (a < b ? -1 : 1));
   find("legend").replaceChildren(...shown.map((name) => {
     const dot = make("i"); dot.style.background = colour(name);
-    const button = pressed(make("button", {}, dot, name), !hidden.has(name));
-    button.addEventListener("click", () => { hidden.has(name) ? hidden.delete(name) : hidden.add(name); draw(); });
+    const button = pressed(make("button", {}, dot, name), isChosen(name));
+    button.addEventListener("click", () => toggle(name));
     return button;
   }));
 }
 
-const entries = (all) => data.entries.filter((e) => e.set === chosenSet && (all || !hidden.has(e.name)));
-const timed = (rows, all) => rows.filter((r) => r.data === dataOf[chosenSet] && (all || !hidden.has(r.name)));
+const entries = (all) => data.entries.filter((e) => e.set === chosenSet && (all || isChosen(e.name)));
+const timed = (rows, all) => rows.filter((r) => r.data === dataOf[chosenSet] && (all || r.peer || isChosen(r.name)));
 const grouped = (rows, key) => Object.values(Object.groupBy ? Object.groupBy(rows, key)
   : rows.reduce((groups, row) => { (groups[key(row)] ||= []).push(row); return groups; }, {}));
 const none = (text) => make("p", { class: "soft" }, text);
@@ -51,24 +75,33 @@ function ticks(low, high, about) {
   return all;
 }
 
+function logTicks(low, high) {
+  const all = [];
+  for (let power = Math.floor(low); power <= high; power++)
+    for (const factor of high - low > 2.2 ? [1] : high - low > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 7])
+      if (Math.log10(factor) + power >= low && Math.log10(factor) + power <= high) all.push(factor * 10 ** power);
+  return all;
+}
+
 function chart(element, points, lines, labels) {
   const W = 720, H = 380, L = 56, B = 46, T = 12, R = 14;
   if (!points.length) { element.replaceChildren(make("p", { class: "soft" }, "nothing to draw")); return; }
-  const xs = points.map((s) => s.x), ys = points.map((s) => s.y);
-  const x0 = Math.min(0, ...xs), x1 = Math.max(labels.right || 0, ...xs) * 1.02;
+  const xs = points.map((s) => s.x), ys = points.map((s) => s.y), least = Math.min(...xs.filter((x) => x > 0));
+  const scale = labels.log ? (x) => Math.log10(Math.max(x, least)) : (x) => x;
+  const x0 = labels.log ? scale(least / 1.08) : Math.min(0, ...xs), x1 = labels.log ? scale(Math.max(...xs) * 1.05) : Math.max(...xs) * 1.02;
   const best = Math.max(...ys), span = Math.max(best - Math.min(...ys), labels.least || 1);
   const y1 = best + 0.06 * span;
   const y0 = labels.zero ? 0 : Math.max(Math.min(...ys), best - 14 * (labels.least || 1)) - 0.06 * span;
   const shown = labels.tick || ((x) => String(Number(x.toPrecision(3))));
-  const X = (x) => L + (W - L - R) * (x - x0) / (x1 - x0 || 1), Y = (y) => T + (H - T - B) * (1 - (y - y0) / (y1 - y0 || 1));
+  const X = (x) => L + (W - L - R) * (scale(x) - x0) / (x1 - x0 || 1), Y = (y) => T + (H - T - B) * (1 - (y - y0) / (y1 - y0 || 1));
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": labels.title });
-  for (const x of labels.ticks || ticks(x0, x1, 8)) svg.append(make("line", { class: "grid", x1: X(x), x2: X(x), y1: T, y2: H - B }),
+  for (const x of labels.ticks || (labels.log ? logTicks(x0, x1) : ticks(x0, x1, 8))) svg.append(make("line", { class: "grid", x1: X(x), x2: X(x), y1: T, y2: H - B }),
     make("text", { x: X(x), y: H - B + 16, "text-anchor": "middle" }, shown(x)));
   for (const y of ticks(y0, y1, 7)) svg.append(make("line", { class: "grid", x1: L, x2: W - R, y1: Y(y), y2: Y(y) }),
     make("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, String(Number(y.toPrecision(4)))));
   svg.append(make("text", { x: (W + L) / 2, y: H - 8, "text-anchor": "middle" }, labels.x),
     make("text", { x: L + 6, y: T + 10 }, labels.y));
-  for (const line of lines) svg.append(make("polyline", { fill: "none", stroke: line.colour, "stroke-opacity": 0.45,
+  for (const line of lines) svg.append(make("polyline", { fill: "none", stroke: line.colour, "stroke-opacity": line.colour === GREY ? 0.28 : 0.7,
     points: line.points.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
   let top = -Infinity;
   const front = [...points].sort((a, b) => a.x - b.x || b.y - a.y).filter((s) => s.y > top && ((top = s.y), true));
@@ -86,17 +119,18 @@ function chart(element, points, lines, labels) {
 
 function curves() {
   const points = [], lines = [];
-  for (const e of entries()) {
-    const about = `${e.name}, ${e.model}, seed ${e.seed}`;
-    const point = (s, marked, label) => ({ x: s.share, y: s.score, colour: colour(e.name), marked, big: label !== "",
+  for (const e of [...entries(true)].sort((a, b) => isChosen(a.name) - isChosen(b.name))) {
+    const about = `${e.name}${e.variant ? ` (${e.variant})` : ""}, ${e.model}, seed ${e.seed}`, lit = isChosen(e.name);
+    const point = (s, marked, label) => ({ x: s.share, y: s.score, colour: colour(e.name), marked: marked && lit, big: label !== "",
       text: `${about}${label}: ${e.metric} ${s.score.toFixed(2)} at ${s.share.toFixed(3)} of the full MACs` });
     const all = e.curve.map((s) => point(s, e.curve.length < 4, ""));
     lines.push({ colour: colour(e.name), points: all });
-    points.push(...all, point(e.full, true, ", full depth"),
-      ...Object.entries(e.chosen).map(([loss, s]) => point(s, true, `, chosen for a loss of ≤ ${100 * loss}`)));
+    points.push(...all, ...(e.full ? [point(e.full, true, ", full depth")] : []),
+      ...Object.entries(e.chosen).map(([loss, s]) => point(s, true, `, chosen for a loss of ≤ ${100 * loss}`)),
+      ...Object.entries(e.others).map(([setting, s]) => point(s, true, `, ${setting}`)));
   }
   const metric = (entries(true)[0] || { metric: "" }).metric;
-  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates", y: metric, title: "metric against compute", right: 1 });
+  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates (logarithmic)", y: metric, title: "metric against compute", log: true });
 }
 
 const label = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
@@ -115,7 +149,7 @@ function times() {
   const rows = timed(data.benches).filter((b) => b.score !== null && b.batch === chosenBatch);
   const lines = grouped(rows.filter((b) => !b.peer), (b) => [b.file, b.name, b.engine, b.precision, b.order].join()).map((own) => ({
     colour: colour(own[0].name), points: own.map(point).sort((a, b) => a.x - b.x) }));
-  if (rows.length) chart(find("times"), rows.map(point), lines, { x: "measured milliseconds a row", y: rows[0].metric, title: "metric against time" });
+  if (rows.length) chart(find("times"), rows.map(point), lines, { x: "measured milliseconds a row (logarithmic)", y: rows[0].metric, title: "metric against time", log: true });
   else find("times").replaceChildren(none(all.length ? "nothing chosen" : "no bench file for this data set"));
 }
 
@@ -153,13 +187,20 @@ function table() {
     return make("th", { "aria-sort": sorted.column === i ? (sorted.up ? "ascending" : "descending") : "none" }, button);
   }));
   find("table").replaceChildren(make("thead", {}, head),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.cells.map((text) => make("td", {}, text))))));
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, named(row), ...row.cells.slice(1).map((text) => make("td", {}, text))))));
+}
+
+function named(row) {  // the method; what it was trained with opens below it
+  const dot = make("i", { class: "dot" }); dot.style.background = colour(row.method);
+  const name = row.variant ? row.cells[0].replace(` (${row.variant})`, "") : row.cells[0];
+  if (!row.variant) return make("td", {}, dot, name);
+  return make("td", {}, dot, name, make("details", {}, make("summary", {}, "options"), ...row.variant.split(", ").map((option) => make("div", {}, option))));
 }
 
 function strips() {
   const rows = [], kept = [];
   for (const e of entries()) {
-    const label = `${e.name}, seed ${e.seed}`;
+    const label = `${e.name}${e.variant ? ` (${e.variant})` : ""}, seed ${e.seed}`;
     if (e.exits) {
       const total = Object.values(e.exits).reduce((a, b) => a + b, 0) || 1, strip = make("div", { class: "strip" });
       const layers = Object.keys(e.exits).map(Number).sort((a, b) => a - b), last = layers[layers.length - 1] || 1;
@@ -196,7 +237,7 @@ function speed() {
 
 function sources() {
   const head = make("tr", {}, ...["file", "method", "seed", "command"].map((t) => make("th", {}, t)));
-  const trained = entries(true).flatMap((e) => e.files.map((file) => [file, e.name, String(e.seed), e.command]));
+  const trained = entries(true).flatMap((e) => e.files.map((file) => [file, e.variant ? `${e.name} (${e.variant})` : e.name, String(e.seed), e.command]));
   const measured = new Map([...timed(data.benches, true), ...timed(data.lengths, true)].filter((r) => !r.peer).map((r) => [r.file, [r.file, r.name, String(r.seed ?? "–"), r.command]]));
   find("sources").replaceChildren(make("thead", {}, head), make("tbody", {},
     ...[...trained, ...measured.values()].map((cells) => make("tr", {}, ...cells.map((t) => make("td", {}, t))))));
