@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from offramp.data.readers import require_columns
@@ -11,6 +12,8 @@ from offramp.errors import OfframpError
 from offramp.tasks import Task
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from offramp.data.tokenization import Tokenizer
 
 Rows = Sequence[Mapping[str, Any]]
@@ -42,6 +45,31 @@ class TextTask(Task):
 
     def encode_windows(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return encode_column_windows(tokenizer, rows, self.texts, max_length)
+
+
+class LabelTask(TextTask):
+    """A task whose answers are of a fixed list; a subclass has the field `labels`, in the order of the logits."""
+
+    labels: tuple[Any, ...]
+
+    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
+
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(**{name: tuple(content[name]) for name in ("labels", "texts")})
+
+    def with_model_labels(self, names: Sequence[str]) -> Self | None:
+        order = label_order(self.labels, names)
+        if order is None:
+            return None
+        return replace(self, labels=tuple(self.labels[place] for place in order))  # type: ignore[type-var]  # a dataclass
 
 
 def label_config(labels: Sequence[str], problem_type: str) -> dict[str, Any]:

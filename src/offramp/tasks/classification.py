@@ -28,7 +28,7 @@ METRICS = (ACCURACY, "f1", "matthews")
 
 
 @dataclass(frozen=True)
-class ClassificationTask(_texts.TextTask):
+class ClassificationTask(_texts.LabelTask):
     """Classes in the order of the logits; `texts` are the columns that are read, `chosen_by` is the metric."""
 
     labels: tuple[Label, ...]
@@ -37,7 +37,6 @@ class ClassificationTask(_texts.TextTask):
 
     name: ClassVar[str] = "classification"
     disagreement_is_binary: ClassVar[bool] = True
-    provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "one answer a row"})
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
@@ -67,24 +66,15 @@ class ClassificationTask(_texts.TextTask):
             raise OfframpError(f"a metric of the task {self.name!r}", repr(name), f"use one of: {', '.join(METRICS)}")
         return replace(self, chosen_by=name)
 
-    @property
-    def outputs(self) -> int:
-        return len(self.labels)
-
     def config(self) -> dict[str, Any]:
         return _texts.label_config([str(label) for label in self.labels], "single_label_classification")
 
     def to_json(self) -> dict[str, Any]:
-        content = {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
-        return content if self.metric == ACCURACY else {**content, "metric": self.metric}
+        return super().to_json() if self.metric == ACCURACY else {**super().to_json(), "metric": self.metric}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        return cls(tuple(content["labels"]), tuple(content["texts"]), content.get("metric", ACCURACY))
-
-    def with_model_labels(self, names: Sequence[str]) -> Self | None:
-        order = _texts.label_order(self.labels, names)
-        return None if order is None else replace(self, labels=tuple(self.labels[place] for place in order))
+        return super().from_json(content).with_metric(content.get("metric", ACCURACY))
 
     def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
         """Return the logarithm of the mean (or largest) probability of each label over the windows."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ SEPARATOR = ","  # between labels in a column of text (CSV)
 
 
 @dataclass(frozen=True)
-class MultiLabelTask(_texts.TextTask):
+class MultiLabelTask(_texts.LabelTask):
     """Labels in the order of the logits; `texts` are the columns that are read. Rows have a list in `labels`."""
 
     labels: tuple[str, ...]
@@ -35,9 +35,7 @@ class MultiLabelTask(_texts.TextTask):
     name: ClassVar[str] = "multi_label"
     target: ClassVar[str] = "labels"
     metric: ClassVar[str] = "micro_f1"
-    provides: ClassVar[frozenset[str]] = frozenset(
-        {"distribution", "example_error", "one answer a row", "several distributions a row"}
-    )
+    provides: ClassVar[frozenset[str]] = _texts.LabelTask.provides | {"several distributions a row"}
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
@@ -58,23 +56,8 @@ class MultiLabelTask(_texts.TextTask):
                     given = f"the label {label!r}, which the model lacks; it has {', '.join(self.labels[:20])}"
                     raise _texts.row_error(source, number, given, "correct the label or remove it")
 
-    @property
-    def outputs(self) -> int:
-        return len(self.labels)
-
     def config(self) -> dict[str, Any]:
         return _texts.label_config(self.labels, "multi_label_classification")
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        return cls(tuple(content["labels"]), tuple(content["texts"]))
-
-    def with_model_labels(self, names: Sequence[str]) -> Self | None:
-        order = _texts.label_order(self.labels, names)
-        return None if order is None else replace(self, labels=tuple(self.labels[place] for place in order))
 
     def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
         """Return the logit of the mean (or largest) probability of each label over the windows."""
