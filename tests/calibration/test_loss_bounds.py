@@ -18,6 +18,7 @@ from offramp.calibration.loss_bounds import (
     mean_upper_bounds,
     stored_points,
 )
+from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.operating_points import (
     LossBounds,
@@ -140,3 +141,18 @@ def test_calibration_writes_bounds_that_are_read_again(trained: Path, tmp_path: 
     assert load_points(tmp_path).bounds == points.bounds
     stricter = find_operating_points(model.network, model.model.method, data, "rows", "0", loss_confidence=0.99)
     assert (stricter.points[0].loss_upper or 0.0) > (points.points[0].loss_upper or 0.0)
+
+
+def test_training_sets_the_confidence_and_the_model_card_shows_the_bounds(base: str, tmp_path: Path) -> None:
+    run = factories.run_folder(base, tmp_path, "branchynet", loss_confidence=0.8)
+    points = load_points(run)
+    assert points.bounds is not None and points.bounds.confidence == 0.8
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "| loses at most |" in card and "with 80 % confidence" in card and "| 0.00 points |" in card
+    with pytest.raises(OfframpError, match="confidence"):
+        factories.run_folder(base, tmp_path / "other", "branchynet", loss_confidence=1.5)
+
+
+def test_model_card_of_a_metric_without_bounds_calls_losses_estimates(base: str, tmp_path: Path) -> None:
+    run = factories.run_folder(base, tmp_path, "berxit", "regression")
+    assert "pearson has no confidence bound" in (run / "README.md").read_text(encoding="utf-8")

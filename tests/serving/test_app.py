@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from offramp.inference.predictor import Predictor
 from offramp.serving.app import LONG_TEXTS, AppSettings
@@ -342,3 +345,18 @@ def test_long_and_short_texts_are_tokenised_at_the_same_time(address: str) -> No
             for text in [long, short, short, short] * 12
         ]
         assert {one.result().status_code for one in statuses} == {200}
+
+
+def test_scores_that_are_no_numbers_are_an_error_and_never_an_answer(
+    start_server: StartServer, trained: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(trained, broken)
+    weights = load_file(broken / "model.safetensors")
+    save_file({name: torch.full_like(value, float("nan")) for name, value in weights.items()},
+              broken / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    address = start_server({"broken": broken}, watch=0.0)
+    for path, content in (("/predict", {"inputs": "a film"}), ("/classify", {"model": "broken", "input": ["a film"]})):
+        response = post(address, path, content)
+        assert response.status_code == 500 and "NaN" not in response.text, path
+        assert response.json()

@@ -82,6 +82,9 @@ def command(
         list[str] | None,
         typer.Option(help="from scratch: an entry of config.json as key=value; may be repeated"),
     ] = None,
+    loss_confidence: Annotated[
+        float, typer.Option(help="confidence that a point chosen by --max-loss loses no more on new rows")
+    ] = 0.9,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with exits, calibrate it and write a run folder. The same command continues after a stop."""
@@ -122,6 +125,7 @@ def command(
             tokenizer=tokenizer,
             vocabulary=vocabulary,
             shape=key_values(shape, "--shape"),
+            loss_confidence=loss_confidence,
             force=force,
             listener=display.report,
         )

@@ -18,6 +18,7 @@ import yaml
 
 from offramp import __version__, methods, tasks
 from offramp.calibration.calibrate import calibration_subset, find_operating_points
+from offramp.calibration.loss_bounds import CONFIDENCE, check_confidence
 from offramp.calibration.usefulness import distrust
 from offramp.commands import recipes
 from offramp.data import readers as reading
@@ -94,6 +95,7 @@ class TrainRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
     new_model: NewModel | None = None
+    loss_confidence: float = CONFIDENCE  # of the bounds on what operating points lose
     metric: str | None = None  # None: the task's first
 
 
@@ -135,6 +137,7 @@ def train(
     tokenizer: str | Path | None = None,
     vocabulary: int | None = None,
     shape: Mapping[str, Any] | None = None,
+    loss_confidence: float = CONFIDENCE,
     force: bool = False,
     listener: TrainingListener = lambda **_: None,
 ) -> TrainedRun:
@@ -175,6 +178,7 @@ def train(
         tokenizer: of a model from scratch: the model whose tokenizer to take; learned from the rows if left out.
         vocabulary: of a model from scratch: size of the vocabulary that is learned, 8000 by default.
         shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": 256}.
+        loss_confidence: with which a point that is chosen by `max_loss` loses no more than that on new rows.
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
@@ -216,6 +220,7 @@ def train(
         options=plan.options,
         schedule=schedule,
         new_model=_new_model(from_scratch, str(model), init, tokenizer, vocabulary, shape),
+        loss_confidence=loss_confidence,
         metric=metric,
     )
     if embedding_lr is None:
@@ -329,6 +334,7 @@ def run_training(
     request: TrainRequest, force: bool = False, listener: TrainingListener = lambda **_: None
 ) -> TrainedRun:
     """Train a method and write its run folder; a request that was interrupted is continued."""
+    check_confidence(request.loss_confidence)
     if request.method != methods.AUTO:
         _configured(request)  # refused before any rows are read
     check_output_free(Path(request.out), force)
@@ -367,7 +373,14 @@ def run_training(
         chosen_on = calibration_subset(method, dev_data)
         listener(choosing=len(chosen_on.rows))
         dev_name = short_path(rows.dev_name)
-        points = find_operating_points(model.network, method, chosen_on, dev_name, recipe["dev_fingerprint"])
+        points = find_operating_points(
+            model.network,
+            method,
+            chosen_on,
+            dev_name,
+            recipe["dev_fingerprint"],
+            loss_confidence=request.loss_confidence,
+        )
         marks = training_marks(row_marks(rows.train, rows.task.input_columns))
         overlap = marks.share_of(row_marks(rows.dev, rows.task.input_columns))
         if overlap > MOST_ROWS:
@@ -527,6 +540,8 @@ def _recipe(request: TrainRequest, rows: TrainingRows) -> dict[str, Any]:
     for name in ("new_model", "metric"):
         if recipe[name] is None:
             recipe.pop(name)
+    if request.loss_confidence == CONFIDENCE:  # recipes of before have no such line
+        recipe.pop("loss_confidence")
     train, dev = reading.fingerprint(request.train, rows.train), reading.fingerprint(rows.dev_name, rows.dev)
     marks = {"train_fingerprint": train, "dev_fingerprint": dev, "file_fingerprint": rows.file_mark}
     return {**recipe, **marks, "offramp": __version__}

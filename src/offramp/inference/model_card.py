@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.operating_points import OperatingPoint, OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.utils.files import write_text
 
@@ -29,6 +29,23 @@ def _how_chosen(points: OperatingPoints) -> str:
     if "search_rows" in points.data:
         return f"settings were searched on {points.data['search_rows']} other rows of it and scored on these."
     return "no setting is promised more than costlier ones reached, so that on average the table holds on new rows too."
+
+
+def _largest_loss(point: OperatingPoint) -> str:
+    """Return the bound on what a point loses, in points of the metric."""
+    return "–" if point.loss_upper is None else f"{100 * point.loss_upper:.2f} points"
+
+
+def _how_bounded(points: OperatingPoints) -> str:
+    """Return what the bounds in the table promise, or why there are none."""
+    bounds = points.bounds
+    if bounds is None or bounds.rows is None:
+        return f"Losses are estimates: {points.metric} has no confidence bound here.\n"
+    sure = f"with {100 * bounds.confidence:g} % confidence"
+    return (
+        f"“Loses at most”: whichever point `max_loss` chooses, {sure} it loses no more than this\n"
+        f"against the full model on new rows of the same kind ({bounds.rows} rows measured).\n"
+    )
 
 
 def _layers(model: LoadedRun) -> str:
@@ -92,7 +109,8 @@ def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping
     """Return a model card with the table of operating points."""
     task = model.network.task
     rows = "\n".join(
-        f"| {p.mac_share:.3f} | {points.shown_score(p.score):.4f} | {p.mean_exit_layer:.2f} | `{p.settings}` |"
+        f"| {p.mac_share:.3f} | {points.shown_score(p.score):.4f} | {_largest_loss(p)} | {p.mean_exit_layer:.2f} | "
+        f"`{p.settings}` |"
         for p in points.points
     )
     return f"""---
@@ -123,9 +141,9 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 
 Measured on {points.data["rows"]} rows of {public_name(points.data["name"])};
 {_how_chosen(points)}
-
-| share of full MACs | {points.metric} | mean exit layer | settings |
-|---|---|---|---|
+{_how_bounded(points)}
+| share of full MACs | {points.metric} | loses at most | mean exit layer | settings |
+|---|---|---|---|---|
 {rows}
 
 How it was trained: `recipe.yaml`.

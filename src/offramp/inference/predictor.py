@@ -26,7 +26,7 @@ from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.tasks import WindowPool
-from offramp.utils.cache_folder import cache_folder
+from offramp.utils.cache_folder import cache_folder, keep_recent_folders
 from offramp.utils.hardware import hardware
 
 Row = Mapping[str, Any]
@@ -121,6 +121,8 @@ class Predictor:
         engines.choose(engine, torch.device("cpu"))  # a wrong name is refused before anything is read
         path = local_folder(folder, revision)
         how = EngineOptions(precision, threads, graph_folder(path, cache))
+        if how.cache is not None:
+            keep_recent_folders(how.cache)
         model = folders.load_run(path if path != Path(folder) else folder)
         points = operating.load_points(path) if (path / "points.json").is_file() else None
         if points is not None:
@@ -265,9 +267,7 @@ class Predictor:
     ) -> RunOutput:
         """Return the logits, exit layers and costs of encoded rows; `expected_share` as in `run_encoded`."""
         policy = self._policy(settings)
-        output = run_encoded(self.network, self.engine, policy, encoded, batch_size, expected_share)
-        self._check_finite(output)
-        return output
+        return run_encoded(self.network, self.engine, policy, encoded, batch_size, expected_share)
 
     def _policy(self, settings: Any) -> Policy:
         """Return the policy of some settings; a pure rule is kept for the next call with the same settings."""
@@ -296,6 +296,7 @@ class Predictor:
         if window_pool not in get_args(WindowPool):
             given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
             raise OfframpError("how windows are joined", given, fix)
+        self._check_finite(output)
         logits = output.logits
         if self.task.kind == "row" and len(encoded) != len(rows):
             logits = self._pooled(encoded, logits, len(rows), window_pool)
