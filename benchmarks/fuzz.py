@@ -221,7 +221,7 @@ def prepare(folder: Path) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     Path("broken.csv").write_text('text,label\n"a,b\n', encoding="utf-8")
     offramp.train(model="bert", from_scratch=True, shape=SHAPE, train="rows.jsonl", out=folder / "run",
-                  method="branchynet", epochs=1, vocabulary=60)  # fmt: skip
+                  method="branchynet", epochs=1, vocabulary=120)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -115,9 +115,9 @@ def test_report_page_colours_six_methods_and_opens_on_the_largest_set(page: Page
     assert pressed == ["true"] * 6 + ["false"] * 3
     dots = [buttons.nth(n).locator("i").evaluate("dot => dot.style.background") for n in range(buttons.count())]
     assert len(set(dots[:6])) == 6 and len(set(dots[6:])) == 1 and not set(dots[:6]) & set(dots[6:])
-    assert page.locator("#curves .mark").count() == 6 and page.locator("#curves polyline").count() == 9
+    assert page.locator("#curves .mark").count() == 12 and page.locator("#curves polyline").count() == 9
     buttons.nth(6).click()
-    assert page.locator("#curves .mark").count() == 7
+    assert page.locator("#curves .mark").count() == 14  # the point of its curve, and full depth
     assert "logarithmic" in page.locator("#curves svg").inner_text()
     heads = page.locator("#table th").all_inner_texts()
     assert [text.split(" ▲")[0] for text in heads[:5]] == ["method", "model", "full depth", "chosen ≤ 1.0", "ms a row"]

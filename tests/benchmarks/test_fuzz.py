@@ -19,9 +19,9 @@ def test_findings_are_listed_once_with_their_shortest_case() -> None:
         if case < 0:
             raise KeyError(case)
 
-    count, findings = fuzz.fuzz(st.integers(-9, 9), run, 0.3, 0)
+    count, findings = fuzz.fuzz(st.integers(-9, 9), run, 1.0, 0)
     (found,) = findings.values()
-    assert count > 20 and found["times"] >= 1 and len(found["case"]) <= 2
+    assert count > 0 and found["times"] >= 1 and len(found["case"]) <= 2
 
 
 def test_a_short_run_is_written_and_added_to(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_training_sets_the_confidence_and_the_model_card_shows_the_bounds(base: 
     card = (run / "README.md").read_text(encoding="utf-8")
     assert "| loses at most |" in card and "with 80 % confidence" in card and "| 0.00 points |" in card
     with pytest.raises(OfframpError, match="confidence"):
-        factories.run_folder(base, tmp_path / "other", "branchynet", loss_confidence=1.5)
+        factories.run_folder(base, tmp_path, "branchynet", loss_confidence=1.5)
 
 
 def test_model_card_of_a_metric_without_bounds_calls_losses_estimates(base: str, tmp_path: Path) -> None:

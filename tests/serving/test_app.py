@@ -355,7 +355,7 @@ def test_scores_that_are_no_numbers_are_an_error_and_never_an_answer(
     weights = load_file(broken / "model.safetensors")
     save_file({name: torch.full_like(value, float("nan")) for name, value in weights.items()},
               broken / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
-    address = start_server({"broken": broken}, watch=0.0)
+    address = start_server({"broken": broken})
     for path, content in (("/predict", {"inputs": "a film"}), ("/classify", {"model": "broken", "input": ["a film"]})):
         response = post(address, path, content)
         assert response.status_code == 500 and "NaN" not in response.text, path

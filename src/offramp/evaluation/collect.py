@@ -71,8 +71,8 @@ class ModelResult:
 
     @property
     def largest_share(self) -> float:
-        """The share of the most expensive point."""
-        return max(point.share for point in (*self.curve, *([self.full] if self.full else [])))
+        """The share of the full model, or of the most expensive point where that was not measured."""
+        return self.full.share if self.full is not None else max(point.share for point in self.curve)
 
     @property
     def from_fine_tuned(self) -> bool:
