@@ -66,6 +66,7 @@ def write_results(folder: Path) -> Path:
         "speed/bench.json": bench(),
         "speed/lengths.json": speed_by_length(),
         "speed/other.json": {"anything": 1},
+        "speed/study.json": {"what": "A study of its own.", "hardware": "h", "rows": [{"shape": 1}]},
     }
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -31,7 +31,9 @@ def test_collect_results_sorts_files_and_names_damaged_ones(folder: Path) -> Non
         "torn",
     ]
     assert [name for name, _ in found.lengths] == ["speed/lengths.json"]
-    assert found.others == ["speed/other.json"] and [name for name, _ in found.benches] == ["speed/bench.json"]
+    assert found.others == ["speed/other.json", "speed/study.json"] and [name for name, _ in found.benches] == [
+        "speed/bench.json"
+    ]
     pooled = found.entries[-1]
     assert pooled.full == CurvePoint(1.0, 0.9) and pooled.curve == (CurvePoint(0.4, 0.8), CurvePoint(1.0, 0.9))
 

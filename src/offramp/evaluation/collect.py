@@ -141,6 +141,8 @@ def _add(content: Any, name: str, found: CollectedResults) -> None:
     cells = content if isinstance(content, list) else [content]
     if cells and all(isinstance(c, dict) and all(key in c for key in NEEDED) for c in cells):
         found.entries.append(model_result(cells, name))
+    elif isinstance(content, dict) and "what" in content and "method" not in content:  # a study of its own
+        found.others.append(name)
     elif isinstance(content, dict) and isinstance(content.get("rows"), list) and "hardware" in content:
         _check_timed(content, content["rows"], ("engine", "precision", "batch_size"))
         found.benches.append((name, content))

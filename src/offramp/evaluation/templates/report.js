@@ -86,7 +86,8 @@ function logTicks(low, high) {
 function chart(element, points, lines, labels) {
   const W = 720, H = 380, L = 56, B = 46, T = 12, R = 14;
   if (!points.length) { element.replaceChildren(make("p", { class: "soft" }, "nothing to draw")); return; }
-  const xs = points.map((s) => s.x), ys = points.map((s) => s.y), least = Math.min(...xs.filter((x) => x > 0));
+  const xs = points.map((s) => s.x), ys = points.map((s) => s.y), 
+    least = Math.max(Math.min(...xs.filter((x) => x > 0)), labels.left || 0);  // what is cheaper stands at the left edge
   const scale = labels.log ? (x) => Math.log10(Math.max(x, least)) : (x) => x;
   const x0 = labels.log ? scale(least / 1.08) : Math.min(0, ...xs), x1 = labels.log ? scale(Math.max(...xs) * 1.05) : Math.max(...xs) * 1.02;
   const best = Math.max(...ys), span = Math.max(best - Math.min(...ys), labels.least || 1);
@@ -130,7 +131,7 @@ function curves() {
       ...Object.entries(e.others).map(([setting, s]) => point(s, true, `, ${setting}`)));
   }
   const metric = (entries(true)[0] || { metric: "" }).metric;
-  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates (logarithmic)", y: metric, title: "metric against compute", log: true });
+  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates (logarithmic)", y: metric, title: "metric against compute", log: true, left: 0.01 });
 }
 
 const label = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
