@@ -5,8 +5,8 @@
 Six data sets (`DATA/<set>/<split>.jsonl.gz`), every method whose settings replay. The rows of each set are shuffled
 once: some train, the rest are held out and recorded in float32 at every exit. Trainings are short on purpose (MiniLM,
 some hundred rows, bfloat16): the study is about choosing a setting, not about the best model. `deebert`, `fastbert`
-and `attached` train exit heads on one fine-tuned model and are recorded in one pass; `pabee` trains exactly as
-`branchynet` does and reads the same recording.
+and `attached` train exit heads on one fine-tuned model and are recorded in one pass; `pabee`, started from that model,
+trains exactly as `branchynet` does and reads the same recording.
 
 Each trial draws some of the held-out rows, calibrates on them as `offramp calibrate` does, chooses a point for each
 loss by its confidence bound and, for comparison, by its estimate, and measures both on the other rows, paired with the
