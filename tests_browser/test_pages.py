@@ -125,6 +125,6 @@ def test_report_page_colours_six_methods_and_opens_on_the_largest_set(page: Page
     page.locator("#table summary").click()
     assert page.get_by_text("pool=mean").first.is_visible() and fits(page)
     page.locator("#sets button", has_text="sst2").click()
-    page.locator("#curves .mark").first.focus()
+    page.locator("#curves .mark").last.focus()
     assert "budget 0.1: accuracy 70.00" in page.locator("#tip").inner_text()
     assert page.locator("#table tbody td").nth(2).inner_text() == "–"
