@@ -130,6 +130,7 @@ def attach(options: argparse.Namespace, text: str, rows: int | None, out: Path) 
             exits=options.exits,
             seed=options.seed,
             max_length=options.max_length,
+            held_out=options.held_out,
             force=True,
         )
     return run, offramp.load(run.folder, engine=options.engine)
@@ -137,7 +138,8 @@ def attach(options: argparse.Namespace, text: str, rows: int | None, out: Path) 
 
 def read_sample(path: str, options: argparse.Namespace, folder: Path, name: str) -> str:
     """Write the texts in random order (the order of a file may not be random) and return where."""
-    rows = read_rows(path)[options.text_skip :]
+    own = path == options.text
+    rows = read_rows(path)[options.text_skip if own else 0 : options.text_end if own else None]
     random.Random(options.seed).shuffle(rows)
     rows = rows[: options.rows]
     target = folder / f"{name}.jsonl"
@@ -207,6 +209,7 @@ def _trained(options: argparse.Namespace, summary: dict[str, Any], predictor: Pr
         "attached_to": predictor.model.base_model,
         "fine_tuned_by": options.fine_tuned_by,
         "texts_from": "/".join(Path(options.text).parts[-2:]),
+        "held_out_from": "/".join(Path(options.held_out).parts[-2:]) if options.held_out else None,
         **summary,
         "warnings": list(predictor.points.warnings),
     }
@@ -405,7 +408,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fine-tuned-by", help="the command that fine-tuned it, for the result file")
     parser.add_argument("--text", help="unlabelled texts (labels in the file are not read)")
     parser.add_argument("--text-skip", type=int, default=0, help="leave out the first rows of --text")
+    parser.add_argument("--text-end", type=int, help="leave out the rows of --text from this one on")
     parser.add_argument("--rows", type=int, help="use only so many texts, drawn at random")
+    parser.add_argument("--held-out", help="texts for the operating points, instead of a fifth of --text")
     parser.add_argument("--test", help="rows to report on; `cells` needs their labels")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first rows of --test")
     parser.add_argument("--test-rows", type=int, help="use only so many rows of --test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from offramp import methods
 from offramp.calibration import risk as risks
 from offramp.errors import OfframpError
 
@@ -61,3 +62,12 @@ def test_split_in_halves_shares_no_row() -> None:
 def test_p_value_of_binary_losses_is_the_exact_binomial() -> None:
     losses = np.array([1.0] + [0.0] * 99)
     assert risks.p_value(losses, 0.05, binary=True) == pytest.approx(0.95**100 + 100 * 0.05 * 0.95**99)
+
+
+def test_stricter_thresholds_are_tested_before_the_cheapest_setting_without_a_disagreement() -> None:
+    method = methods.get("deebert")
+    found = {"threshold": 0.0, "thresholds": (0.4, 0.2), "temperatures": ()}
+    ordered = risks.order_by_disagreement(method, lambda _: (np.zeros(10), 0.5), [found])
+    assert ordered[-1]["thresholds"] == (0.4, 0.2) and len(ordered) > 5
+    firsts = [settings["thresholds"][0] for settings in ordered]
+    assert firsts == sorted(firsts) and 0.0 < firsts[0] < 0.01, "from the strictest on"

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import offramp
+from offramp import engines
 from offramp.commands import attach as command
 from offramp.commands.attach import AttachRequest, run_attach
 from offramp.errors import OfframpError
@@ -379,7 +380,7 @@ def test_files_and_training_steps_are_bounded(attached: Any, tmp_path: Path, mon
     encoded = model.prepare(factories.labelled_rows("classification", 50))
     monkeypatch.setattr(training, "CHUNK_BYTES", 4096)
     stored = training.collect_states(model.network, encoded, tmp_path)
-    assert len(stored.chunks) == 5 and sorted(i for chunk in stored.chunks for i in chunk) == list(range(50))
+    assert len(stored.chunks) == 8 and sorted(i for chunk in stored.chunks for i in chunk) == list(range(50))
     assert all(stored.load(n)["features"].nbytes <= 4096 for n in range(len(stored.chunks)))
     monkeypatch.setattr(training, "IN_MEMORY", 0)
     training.fit_exit_heads(model.network, stored, encoded)
@@ -404,3 +405,49 @@ def test_measured_parts_are_times_of_a_layer_and_of_every_exit(trained: Path) ->
     rows = factories.labelled_rows("classification", 5)
     layer, exits = command.measure_parts(model.network, Data(rows, model.prepare(rows)), rounds=2)
     assert layer > 0.0 and len(exits) == len(model.network.exit_heads) and min(exits) > 0.0
+
+
+def test_train_may_end_in_attach(base: str, tmp_path: Path) -> None:
+    train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows("classification", 120))
+    asked: dict[str, Any] = {"model": base, "train": train, "out": tmp_path / "run", "epochs": 1, "attach": train}
+    run, reports = offramp.train(**asked), []
+    assert offramp.load(run.folder).model.method.name == "attached" and run.points.disagreements
+    assert (run.folder / "model.safetensors").read_bytes() == (tmp_path / "run-full" / "model.safetensors").read_bytes()
+    again = offramp.train(**asked, force=True, listener=lambda **news: reports.append(news))
+    assert again.log == run.log and reports == [{"attaching": train}], (
+        "the plain run that is there is not trained again"
+    )
+    with pytest.raises(OfframpError, match="--method deebert"):
+        offramp.train(**{**asked, "out": tmp_path / "other"}, method="deebert")
+
+
+def test_heads_with_a_hidden_layer_describe_themselves_to_engines(attached: Any) -> None:
+    model = offramp.load(attached.folder, engine="torch")
+    rows = factories.labelled_rows("classification", 20, seed=5)
+    assert model.model.options.hidden == command.HIDDEN and model.model.options.pool == "meanmaxfirst"
+    expected = [(one["label"], one["exit_layer"]) for one in model.predict(rows, max_disagreement=0.05)]
+    for engine in engines.installed():
+        found = offramp.load(attached.folder, engine=engine).predict(rows, max_disagreement=0.05)
+        assert [(one["label"], one["exit_layer"]) for one in found] == expected
+
+
+def test_points_may_come_from_texts_of_their_own(fine_tuned: Path, tmp_path: Path) -> None:
+    text = texts(tmp_path, "classification", 200)
+    rows = factories.labelled_rows("classification", 90, seed=21)
+    fresh = factories.write_jsonl(tmp_path / "fresh.jsonl", [{"text": row["text"]} for row in rows])
+    run = offramp.attach(fine_tuned, text, tmp_path / "run", held_out=fresh, exits="1,2")
+    assert (run.summary["texts"], run.summary["held_out"]) == (200, 60)
+    assert "fresh.jsonl" in run.points.data["name"] and str(tmp_path) not in run.points.data["name"]
+    with pytest.raises(OfframpError, match=r"450 texts there.*|.*fresh\.jsonl"):
+        offramp.attach(fine_tuned, text, tmp_path / "other", held_out=fresh, risk=0.01)
+
+
+def test_labelled_rows_that_break_the_promise_are_warned_about(
+    fine_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = factories.labelled_rows("classification", 40, seed=9)
+    labels = factories.write_jsonl(tmp_path / "labels.jsonl", rows)
+    found = {"rows": 40, "full": {"accuracy": 1.0}, "default": {"accuracy": 0.5}, "disagreement": 0.5, "mac_share": 0.2}
+    monkeypatch.setattr(command, "_score_labelled", lambda *_: found)
+    with pytest.warns(UserWarning, match="--held-out"):
+        offramp.attach(fine_tuned, texts(tmp_path, "classification"), tmp_path / "run", labels=labels, exits="1,2")

@@ -35,8 +35,10 @@ from offramp.errors import OfframpError
 from offramp.inference.batching import full_macs
 from offramp.inference.operating_points import RiskGuarantee, pareto_front
 from offramp.methods import Method, PairMethod
+from offramp.nn.setting_space import ThresholdSpace
 from offramp.tasks import Task
 
+STRICTER = (0.001, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # shares of the thresholds found
 Losses = NDArray[np.float64]
 RecordedRows = tuple[CalibrationContext, ExitRecording | None]
 DisagreementEvaluator = Callable[[Settings], tuple[Losses, float]]  # settings → loss of every row, share of MACs
@@ -151,7 +153,11 @@ def risk_candidates(context: CalibrationContext, recording: ExitRecording | None
 def order_by_disagreement(
     method: Method, evaluate: DisagreementEvaluator, candidates: list[Settings]
 ) -> list[Settings]:
-    """Return the front of disagreement against cost on the finding half, from lowest disagreement to lowest cost."""
+    """Return the front of disagreement against cost on the finding half, from lowest disagreement to lowest cost.
+
+    Before it come stricter versions of its first setting, from the strictest on: that setting was chosen as the
+    cheapest without a disagreement on few rows, and on others it has some.
+    """
     measured = [(float(losses.mean()), share, s) for s in candidates for losses, share in [evaluate(s)]]
     front: list[Settings] = []
     cheapest = 1.0
@@ -159,7 +165,23 @@ def order_by_disagreement(
         if share < cheapest:
             front.append(asdict(methods.configure(method.settings, settings, method.name)))
             cheapest = share
-    return front
+    return [*_stricter(method, front[0]), *front] if front else []
+
+
+def _stricter(method: Method, settings: Settings) -> list[Settings]:
+    """Return settings whose thresholds are nearer to the full setting's, from the strictest on."""
+    space = method.space
+    if not isinstance(space, ThresholdSpace):
+        return []
+    full, values = space.full_value, settings.get(f"{space.name}s") or ()
+
+    def at(factor: float) -> Settings:
+        scaled = {space.name: full + factor * (settings[space.name] - full)}
+        if values:
+            scaled[f"{space.name}s"] = tuple(full + factor * (value - full) for value in values)
+        return {**settings, **scaled}
+
+    return [at(factor) for factor in STRICTER]
 
 
 def disagreement_evaluator(context: CalibrationContext, recording: ExitRecording | None) -> DisagreementEvaluator:

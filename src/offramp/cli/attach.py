@@ -33,13 +33,17 @@ def command(
     revision: Annotated[str | None, typer.Option(help="of a model on the hub")] = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="the longest row in tokens")] = None,
     seed: Annotated[int, typer.Option(help="of the split and of training")] = 0,
+    held_out: Annotated[
+        str | None, typer.Option(help="texts for the operating points instead of a fifth of --text, new to the model")
+    ] = None,
     column: Columns = None,
     force: Annotated[bool, typer.Option("--force", help="replace the run that is in --out")] = False,
 ) -> None:
     """Make a model that is already fine-tuned adaptive: exits that learn its own answers, in one pass, no labels."""
     check_source(text)
-    if labels is not None:
-        check_source(labels)
+    for source in (labels, held_out):
+        if source is not None:
+            check_source(source)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import row_bar
     from offramp.cli.printing.tables import print_attached
@@ -66,6 +70,7 @@ def command(
             max_length=max_length,
             columns=key_values(column, "--column"),
             seed=seed,
+            held_out=held_out,
             force=force,
             listener=note,
         )

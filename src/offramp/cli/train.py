@@ -85,10 +85,14 @@ def command(
     loss_confidence: Annotated[
         float, typer.Option(help="confidence that a point chosen by --max-loss loses no more on new rows")
     ] = 0.9,
+    attach: Annotated[
+        str | None,
+        typer.Option(help="fine-tune plainly (OUT-full), then attach exits with these texts, as `offramp attach` does"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace what is in --out")] = False,
 ) -> None:
     """Fine-tune a model with exits, calibrate it and write a run folder. The same command continues after a stop."""
-    for source in (train, dev):
+    for source in (train, dev, attach):
         if source is not None:
             check_source(source)
     if init is not None:
@@ -126,6 +130,7 @@ def command(
             vocabulary=vocabulary,
             shape=key_values(shape, "--shape"),
             loss_confidence=loss_confidence,
+            attach=attach,
             force=force,
             listener=display.report,
         )

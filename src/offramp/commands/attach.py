@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from scipy.stats import binom
 
 from offramp import __version__, engines, methods
 from offramp.calibration.calibrate import CalibrationContext, row_uncertainties
@@ -77,6 +78,7 @@ class AttachRequest:
     max_length: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+    held_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def attach(
     max_length: int | None = None,
     columns: Mapping[str, str] | None = None,
     seed: int = 0,
+    held_out: str | Path | None = None,
     force: bool = False,
     listener: Listener = lambda **_: None,
 ) -> AttachedRun:
@@ -134,6 +137,8 @@ def attach(
         max_length: the longest row in tokens.
         columns: columns of the file by the names that the task expects.
         seed: of the split and of training.
+        held_out: texts for the operating points, instead of a fifth of `text`: where `text` is what the model was
+            fine-tuned on, whose answers it knows too well, or comes from another source than the texts to be served.
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
@@ -154,6 +159,7 @@ def attach(
         max_length,
         columns or {},
         seed,
+        None if held_out is None else str(held_out),
     )
     return run_attach(request, force, listener)
 
@@ -166,8 +172,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     if request.pair and len(request.pair) != 2:
         raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
     source = find_model(request.model, request.pair or ("text",), request.revision)
-    rows = _read_texts(request, source.task)
-    held_out, training = _split(rows, request.seed)
+    rows = _read_texts(request, source.task, request.text)
+    training, finding, held_out = _split(request, source.task, rows)
     _check_counts(request, source.task, len(held_out))
     labelled = _read_labelled(request, source.task)
     listener(task=source.task.name, texts=len(training), held_out=len(held_out))
@@ -184,7 +190,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     encoded = task.encode(tokenizer, training, longest)
     short = _check_lengths(encoded, tokenizer, request.text)
     held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
-    finding_data = Data(training, encoded).subset([is_validation(i, len(training)) for i in range(len(training))])
+    finding_data = Data(finding, task.encode(tokenizer, finding, longest))
     with locked_working_folder(Path(request.out), recipe, force) as partial:
         listener(stage="states", rows=len(encoded))
         stored = collect_states(network, encoded, partial / "states", request.seed)
@@ -199,7 +205,9 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         finding, testing = (_with_exits(model.network, chosen, one) for one in (finding, testing))
         points = _find_points(request, model, finding, testing, default)
         slow = [f"{NO_TIME_SAVED}: they save compute only"] if why.startswith(NO_TIME_SAVED) else []
-        points = replace(points, warnings=(*points.warnings, *short, *slow))
+        scores = _score_labelled(labelled, model, points, default) if labelled else None
+        broken = _broken_promise(scores, default, task)
+        points = replace(points, warnings=(*points.warnings, *short, *slow, *broken))
         summary = {
             "task": task.name,
             "texts": len(training),
@@ -212,8 +220,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
                 "all": round(time.perf_counter() - started, 2),
             },
         }
-        if labelled:
-            summary["labelled"] = _score_labelled(labelled, model, points, default)
+        if scores:
+            summary["labelled"] = scores
         for warning in points.warnings:
             warnings.warn(warning, stacklevel=2)
         _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary})
@@ -237,23 +245,24 @@ def _options(request: AttachRequest, task: Task) -> AttachedOptions:
             exits = tuple(int(layer) for layer in request.exits.split(","))
         except ValueError as error:
             raise OfframpError("layers with an exit", f"--exits {request.exits}", "use auto, or e.g. 0,2,4") from error
-    return AttachedOptions(exits=exits, bag_of_words=task.name == "classification", hidden=HIDDEN)
+    return AttachedOptions(pool="meanmaxfirst", exits=exits, bag_of_words=task.name == "classification", hidden=HIDDEN)
 
 
-def _read_texts(request: AttachRequest, task: Task) -> list[Row]:
-    """Return the texts as rows with the task's input columns."""
-    rows = reading.read_rows(request.text, columns=request.columns, limit=request.rows)
+def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
+    """Return the texts of a file as rows with the task's input columns."""
+    limit = request.rows if source == request.text else None
+    rows = reading.read_rows(source, columns=request.columns, limit=limit)
     columns = task.input_columns
     if request.pair and rows and not all(column in rows[0] for column in columns):
         columns_found = ", ".join(rows[0])
-        raise OfframpError(f"the columns {' and '.join(columns)}", f"{request.text} with {columns_found}", "see --pair")
+        raise OfframpError(f"the columns {' and '.join(columns)}", f"{source} with {columns_found}", "see --pair")
     if columns == ("tokens",):
         rows = [row if "tokens" in row else {**row, "tokens": str(row.get("text", "")).split()} for row in rows]
     kept: list[Row] = [row for row in rows if all(_filled(row.get(column)) for column in columns)]
     if len(kept) < FEWEST:
-        given = f"{len(kept)} usable rows in {request.text} (columns {' and '.join(columns)})"
+        given = f"{len(kept)} usable rows in {source} (columns {' and '.join(columns)})"
         raise OfframpError(f"at least {FEWEST} texts to attach exits with", given, "give more texts; 1,000 do well")
-    task.check_inputs(kept, request.text)
+    task.check_inputs(kept, source)
     return kept
 
 
@@ -275,11 +284,20 @@ def _check_lengths(encoded: Sequence[Encoded], tokenizer: Any, source: str) -> l
     return []
 
 
-def _split(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Return the held-out fifth and the other rows."""
-    order = np.random.default_rng(seed).permutation(len(rows))
-    held = len(rows) // HELD_OUT
-    return [rows[i] for i in order[:held]], [rows[i] for i in order[held:]]
+def _split(request: AttachRequest, task: Task, rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Return the rows that train exits, those that thresholds are found on, and those that test them.
+
+    A fifth of the rows tests; of the others some train nothing (`is_validation`), and thresholds are found on those.
+    Where a file of held-out texts is given, a third of it finds and the others test.
+    """
+    rng = np.random.default_rng(request.seed)
+    shuffled = [rows[i] for i in rng.permutation(len(rows))]
+    if request.held_out is not None:
+        own = _read_texts(request, task, request.held_out)
+        own = [own[i] for i in rng.permutation(len(own))]
+        return shuffled, own[: len(own) // 3], own[len(own) // 3 :]
+    testing, training = shuffled[: len(rows) // HELD_OUT], shuffled[len(rows) // HELD_OUT :]
+    return training, [row for i, row in enumerate(training) if is_validation(i, len(training))], testing
 
 
 def _check_counts(request: AttachRequest, task: Task, held_out: int) -> None:
@@ -294,6 +312,9 @@ def _check_counts(request: AttachRequest, task: Task, held_out: int) -> None:
             need = HELD_OUT * rows_needed(request.risk, request.confidence)
             given = f"{held_out} held-out texts, a fifth of those given"
             fix = f"give at least {need} texts, or a larger risk"
+            if request.held_out is not None:
+                given = f"{held_out} texts to test with, two thirds of {request.held_out}"
+                fix = f"give at least {3 * -(-need // HELD_OUT // 2)} texts there, or a larger risk"
             raise OfframpError(f"a proven risk of {request.risk:g}", given, fix) from error
 
 
@@ -384,10 +405,11 @@ def _find_points(
     disagreements, tested = find_disagreement_points(finding, testing)
     rows = testing[0].data.rows
     full, *others = tested
+    share = "two thirds" if request.held_out else "a fifth held out"
     data = {
-        "name": "/".join(Path(request.text).parts[-2:]) + " (a fifth held out)",
+        "name": "/".join(Path(request.held_out or request.text).parts[-2:]) + f" ({share})",
         "rows": len(rows),
-        "fingerprint": reading.fingerprint(request.text, rows),
+        "fingerprint": reading.fingerprint(request.held_out or request.text, rows),
     }
     stored = {"kind": default.kind, "value": default.value}
     points = OperatingPoints(
@@ -450,6 +472,19 @@ def _score_labelled(rows: Sequence[Row], model: LoadedRun, points: OperatingPoin
     return scores
 
 
+def _broken_promise(scores: Mapping[str, Any] | None, default: Budget, task: Task) -> list[str]:
+    """Return a warning if labelled rows differ from the full model more often than allowed, beyond chance."""
+    if scores is None or default.kind not in ("disagreement", "risk") or not task.disagreement_is_binary:
+        return []
+    found, rows = scores["disagreement"], scores["rows"]
+    if binom.sf(round(found * rows) - 1, rows, default.value) > 1 - CONFIDENCE:
+        return []
+    return [
+        f"{100 * found:.1f} % of the labelled rows differ from the full model, where {100 * default.value:g} % may: "
+        "they are unlike the texts, or the model was fine-tuned on the texts; give new ones with --held-out"
+    ]
+
+
 def known_label(task: Task, row: Row) -> Row:
     """Return a row whose label is the model's own name for it: numbers stand for the model's order."""
     label, labels = row.get("label"), getattr(task, "labels", ())
@@ -470,7 +505,7 @@ def _settings_of(model: LoadedRun, points: OperatingPoints, default: Budget) -> 
 
 def _recipe(request: AttachRequest, rows: Sequence[Row]) -> dict[str, Any]:
     content = asdict(replace(request, columns=dict(request.columns)))
-    for name in ("model", "text", "labels"):
+    for name in ("model", "text", "labels", "held_out"):
         value = content[name]
         content[name] = Path(value).name if value and Path(value).exists() else value
     content.pop("out")

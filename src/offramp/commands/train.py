@@ -21,6 +21,7 @@ from offramp.calibration.calibrate import calibration_subset, find_operating_poi
 from offramp.calibration.loss_bounds import CONFIDENCE, check_confidence
 from offramp.calibration.usefulness import distrust
 from offramp.commands import recipes
+from offramp.commands.attach import AttachRequest, run_attach
 from offramp.data import readers as reading
 from offramp.data.overlap import (
     MOST_ROWS,
@@ -138,6 +139,7 @@ def train(
     vocabulary: int | None = None,
     shape: Mapping[str, Any] | None = None,
     loss_confidence: float = CONFIDENCE,
+    attach: str | Path | None = None,
     force: bool = False,
     listener: TrainingListener = lambda **_: None,
 ) -> TrainedRun:
@@ -179,6 +181,8 @@ def train(
         vocabulary: of a model from scratch: size of the vocabulary that is learned, 8000 by default.
         shape: of a model from scratch: entries of the family's config.json, e.g. {"hidden_size": 256}.
         loss_confidence: with which a point that is chosen by `max_loss` loses no more than that on new rows.
+        attach: texts, with or without labels, to end in `offramp.attach` with: the plain run is written to `out`-full,
+            and `out` holds the same model with exits that learned its answers on the texts.
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
@@ -225,6 +229,8 @@ def train(
     )
     if embedding_lr is None:
         request = replace(request, schedule=replace(schedule, embedding_lr=_embedding_rate(request)))
+    if attach is not None:
+        return _train_then_attach(request, str(attach), force, listener)
     return run_training(request, force, listener)
 
 
@@ -237,6 +243,34 @@ def _embedding_rate(request: TrainRequest) -> float:
     inherited = float((earlier.get("schedule") or {}).get("embedding_lr", 0.0))
     from_scratch = request.new_model is not None or "new_model" in earlier
     return max(inherited, FROM_SCRATCH_EMBEDDING_LR if from_scratch else 0.0)
+
+
+def _train_then_attach(request: TrainRequest, text: str, force: bool, listener: TrainingListener) -> TrainedRun:
+    """Fine-tune plainly into a folder beside `out`, or take the one that is there, then attach exits with the texts."""
+    if request.method != "full":
+        given = f"--method {request.method} and --attach {text}"
+        raise OfframpError("plain fine-tuning that ends in attach", given, "leave out one of the two")
+    check_output_free(Path(request.out), force)
+    first = replace(request, out=f"{request.out.rstrip('/')}-full")
+    log = _log_of_same(first)
+    if log is None:
+        log = run_training(first, force, listener).log
+    listener(attaching=text)
+    columns = {name: column for name, column in request.columns.items() if name != "label"}
+    wanted = AttachRequest(
+        first.out, text, request.out, labels=request.dev, columns=columns, seed=request.schedule.seed
+    )
+    run = run_attach(replace(wanted, max_length=request.max_length), force)
+    return TrainedRun(run.folder, run.model, run.points, log)
+
+
+def _log_of_same(request: TrainRequest) -> list[dict[str, Any]] | None:
+    """Return the log of a finished run that this request would train again; None where there is none."""
+    if not is_run(Path(request.out)):
+        return None
+    stored, wanted = folders.read_recipe(request.out), _recipe(request, read_training_rows(request))
+    same = all(stored.get(name) == value for name, value in yaml.safe_load(yaml.safe_dump(wanted)).items())
+    return list(stored["log"]) if same else None
 
 
 def _model_of_run(init: str | Path | None) -> str:

@@ -48,7 +48,7 @@ from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
 from offramp.nn.batches import Batch
-from offramp.nn.exit_heads import ExitHead, Pool, SharedExitHead, pool_states
+from offramp.nn.exit_heads import WIDTH, ExitHead, Pool, SharedExitHead, pool_states
 from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT
 from offramp.nn.network import Network
@@ -126,7 +126,7 @@ class StructurePredictor(nn.Module):
         super().__init__()
         self.prefix, self.pool, self.revpc = prefix_length(network, options), options.pool, options.revpc
         hidden, gated = network.encoder.hidden, network.depth - self.prefix
-        wide = 2 * hidden if options.pool == "meanmax" else hidden
+        wide = WIDTH[options.pool] * hidden
         self.norm, self.first, self.last = nn.LayerNorm(wide), nn.Linear(wide, hidden), nn.Linear(hidden, gated)
         nn.init.normal_(self.last.weight, std=0.02)
         nn.init.zeros_(self.last.bias)

@@ -49,6 +49,7 @@ class DeviationUnit(nn.Module):
 
     def __init__(self, layers: list[int], hidden: int) -> None:
         super().__init__()
+        self.width = 2 * hidden  # of mean and maximum, with which what heads read begins
         self.units = nn.ModuleDict({str(layer): nn.Linear(2 * hidden, 1) for layer in layers})
         self.norm = nn.LayerNorm(2 * hidden)
         self.cost = HeadCost(linear_macs(self.units) / max(1, len(layers)), 0)

@@ -18,14 +18,18 @@ from offramp.core.cost import HeadCost
 from offramp.core.head_spec import ActivationStep, HeadSpec, LinearStep, NormStep, Pooling
 from offramp.core.packed import Packed
 
-Pool = Literal["first", "mean", "meanmax"]
+Pool = Literal["first", "mean", "meanmax", "meanmaxfirst"]
+WIDTH: dict[Pool | None, int] = {None: 1, "first": 1, "mean": 1, "meanmax": 2, "meanmaxfirst": 3}  # in hidden sizes
 
 
 def pool_states(packed: Packed, pool: Pool) -> Tensor:
-    """Return one vector for each row."""  # [rows, hidden], twice as wide for meanmax
+    """Return one vector for each row."""  # [rows, WIDTH[pool] · hidden]
     if pool == "first":
         return packed.first()
-    return packed.mean() if pool == "mean" else torch.cat((packed.mean(), packed.max()), dim=1)
+    if pool == "mean":
+        return packed.mean()
+    own = (packed.first(),) if pool == "meanmaxfirst" else ()
+    return torch.cat((packed.mean(), packed.max(), *own), dim=1)
 
 
 class ExitHead(nn.Module):
@@ -34,7 +38,7 @@ class ExitHead(nn.Module):
     def __init__(self, hidden: int, outputs: int, pool: Pool | None, dropout: float = 0.1, inner: int = 0) -> None:
         super().__init__()
         self.pool = pool
-        width = 2 * hidden if pool == "meanmax" else hidden
+        width = WIDTH[pool] * hidden
         self.dense = nn.Linear(hidden, hidden) if pool == "first" else None
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
@@ -64,10 +68,15 @@ class ExitHead(nn.Module):
         """Return the head as plain data; None where it answers per token."""
         if self.pool is None:
             return None
-        pooling: tuple[Pooling, ...] = ("mean", "max") if self.pool == "meanmax" else (self.pool,)
+        pooled: dict[Pool, tuple[Pooling, ...]] = {
+            "first": ("first",),
+            "mean": ("mean",),
+            "meanmax": ("mean", "max"),
+            "meanmaxfirst": ("mean", "max", "first"),
+        }
         dense = () if self.dense is None else (LinearStep(self.dense, "tanh"),)
         hidden = () if self.hidden is None else (LinearStep(self.hidden, "gelu"),)
-        return HeadSpec(pooling, (*dense, NormStep(self.norm), *hidden, LinearStep(self.project)))
+        return HeadSpec(pooled[self.pool], (*dense, NormStep(self.norm), *hidden, LinearStep(self.project)))
 
     def forward(self, packed: Packed) -> Tensor:
         """Return logits per row, or per token where `pool` is None."""

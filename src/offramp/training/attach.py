@@ -25,7 +25,7 @@ from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
 from offramp.nn.bag_of_words import FittedBagOfWordsExit, fit_tables, logits_without_own_fold
 from offramp.nn.batches import pack_rows
-from offramp.nn.exit_heads import ExitHead, pool_states
+from offramp.nn.exit_heads import WIDTH, ExitHead, Pool, pool_states
 from offramp.nn.keys import EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.training.distillation import distillation_loss
@@ -35,10 +35,11 @@ from offramp.utils.progress import report_progress
 
 CHUNK_ROWS = 512  # rows of one file, at most
 CHUNK_BYTES = 64 << 20  # of states in one file, at most
-BATCH_TOKENS = 4096  # of one forward pass
+BATCH_TOKENS = 1024  # of one forward pass: its states fit into a processor's cache
 MAX_TOKENS = 150_000  # tokens whose states are kept for heads that answer for every token
 IN_MEMORY = 1 << 30  # bytes of stored states that are kept in memory while heads are trained
-EPOCHS, PATIENCE = 60, 6  # at most; epochs without a better head
+EPOCHS, PATIENCE = 25, 4  # at most; epochs without a better head
+DROPOUT = 0.1  # of hidden units
 STEPS = 4000  # of training, at most, but at least a few epochs
 BATCH_ROWS, BATCH_ITEMS = 128, 4096  # of a training step, at most: rows; rows or tokens
 LEARNING_RATE, WEIGHT_DECAY = 2e-3, 1e-2
@@ -81,7 +82,7 @@ def collect_states(network: Network, encoded: Sequence[Encoded], folder: Path, s
     if network.per_token:
         order = order[: _rows_within(order, encoded, MAX_TOKENS)]
     lengths = [len(one.ids) if network.per_token else 1 for one in encoded]
-    item = 2 * len(network.exit_heads) * network.encoder.hidden * (1 if network.per_token else 2)  # bytes
+    item = 2 * len(network.exit_heads) * network.encoder.hidden * WIDTH[_pool(network)]  # bytes
     chunks = tuple(_groups(order.tolist(), lengths, CHUNK_ROWS, CHUNK_BYTES // item))
     validation = frozenset(i for i, one in enumerate(encoded) if is_validation(one.example, encoded[-1].example + 1))
     stored, done = StoredStates(folder, chunks, network.per_token, validation), 0
@@ -144,13 +145,14 @@ def run_chunk(network: Network, encoded: Sequence[Encoded], done: int, total: in
 
 def _run(network: Network, packed: Packed) -> tuple[Tensor, Tensor]:
     """Return what the exit heads read [items, exits, width] in float16, and the model's logits [items, outputs]."""
+    pool = _pool(network)
     with torch.no_grad():
         states = forward_all_layers(network.encoder, packed)
         features = []
         for layer in sorted(network.exit_heads):
             own = states.after(layer)
             own = own.with_states(network.encoder.final(own.states))
-            features.append((own.states if network.per_token else pool_states(own, "meanmax")).half())
+            features.append((own.states if pool is None else pool_states(own, pool)).half())
         return torch.stack(features, dim=1), network(network.depth, states.after(network.depth)).float()
 
 
@@ -172,30 +174,61 @@ def fit_exit_heads(network: Network, stored: StoredStates, encoded: Sequence[Enc
     torch.manual_seed(seed)
     offsets = _fit_bag_of_words(network, stored, encoded)
     heads = {layer: _inner(head) for layer, head in sorted(network.exit_heads.items())}
-    network.train(backbone=False, added=True)
-    optimizer = torch.optim.AdamW(
-        [p for head in heads.values() for p in head.parameters()], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
-    )
-    best: dict[int, tuple[float, dict[str, Tensor]]] = {}
+    stacked = _StackedHeads(list(heads.values()))
+    optimizer = torch.optim.AdamW(stacked.parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    best = dict.fromkeys(range(len(heads)), float("inf"))
     stale, rng = 0, np.random.default_rng(seed)
     epochs = _epochs(stored)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
-        _train_epoch(network, heads, stored, offsets, optimizer, rng)
+        for batch in _minibatches(stored, offsets, validation=False, rng=rng):
+            loss = torch.stack(_losses(network, stacked, batch, training=True)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         schedule.step()
-        improved = False
-        for layer, loss in _validation_losses(network, heads, stored, offsets).items():
-            if layer not in best or loss < best[layer][0] - 1e-5:
-                state = {name: t.detach().clone() for name, t in heads[layer].state_dict().items()}
-                best[layer], improved = (loss, state), True
+        losses = _validation_losses(network, stacked, stored, offsets)
+        improved = [place for place, loss in enumerate(losses) if loss < best[place] - 1e-5]
+        for place in improved:
+            best[place] = losses[place]
+            stacked.write_to_head(place)
         stale = 0 if improved else stale + 1
         if stale >= PATIENCE:
             break
-    for layer, (_, state) in best.items():
-        heads[layer].load_state_dict(state)
     if EXIT_UNIT in network.added:
-        _fit_deviation_unit(network, heads, stored, offsets, rng)
+        _fit_deviation_unit(network, heads, stored, rng)
     network.eval()
+
+
+class _StackedHeads:
+    """The exit heads of all layers as one stack of matrices: a training step is a few large products."""
+
+    def __init__(self, heads: Sequence[ExitHead]) -> None:
+        self.steps = [[step for step in (head.hidden, head.project) if step is not None] for head in heads]
+        for head in heads:
+            head.norm.reset_parameters()  # what it scales and shifts, the next product can
+        stages = list(zip(*self.steps, strict=True))
+        self.weights = [torch.stack([step.weight.detach().T for step in stage]).requires_grad_() for stage in stages]
+        self.biases = [torch.stack([step.bias.detach()[None] for step in stage]).requires_grad_() for stage in stages]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [*self.weights, *self.biases]
+
+    def logits(self, features: Tensor, training: bool) -> Tensor:
+        """Return the logits of every head for its layer's features [items, exits, width]."""  # [exits, items, outputs]
+        states = F.layer_norm(features, features.shape[-1:]).transpose(0, 1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            states = F.dropout(F.gelu(states), DROPOUT, training) if number else states
+            states = torch.baddbmm(bias, states, weight)
+        return states
+
+    def write_to_head(self, place: int) -> None:
+        """Copy the present parameters of one head into it."""
+        with torch.no_grad():
+            for step, weight, bias in zip(self.steps[place], self.weights, self.biases, strict=True):
+                step.weight.copy_(weight[place].T)
+                step.bias.copy_(bias[place, 0])
 
 
 def _epochs(stored: StoredStates) -> int:
@@ -241,45 +274,24 @@ def _items_of(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
-def _logits(heads: dict[int, ExitHead], layer: int, place: int, batch: _Minibatch) -> Tensor:
-    head = heads[layer]
-    logits = head.project_features(batch.features[:, place])
-    return logits if batch.offsets is None or layer > 0 else logits + batch.offsets
-
-
-def _train_epoch(
-    network: Network,
-    heads: dict[int, ExitHead],
-    stored: StoredStates,
-    offsets: Tensor | None,
-    optimizer: torch.optim.Optimizer,
-    rng: np.random.Generator,
-) -> None:
-    for batch in _minibatches(stored, offsets, validation=False, rng=rng):
-        losses = [
-            distillation_loss(network, _logits(heads, layer, place, batch), batch.logits, batch.packed)
-            for place, layer in enumerate(heads)
-        ]
-        optimizer.zero_grad()
-        torch.stack(losses).sum().backward()
-        optimizer.step()
+def _losses(network: Network, stacked: _StackedHeads, batch: _Minibatch, training: bool) -> list[Tensor]:
+    """Return the loss of every exit against the full model's answers."""
+    found = []
+    for place, logits in enumerate(stacked.logits(batch.features, training)):
+        own = logits if batch.offsets is None or place else logits + batch.offsets  # tables only at exit 0, the first
+        found.append(distillation_loss(network, own, batch.logits, batch.packed))
+    return found
 
 
 def _validation_losses(
-    network: Network, heads: dict[int, ExitHead], stored: StoredStates, offsets: Tensor | None
-) -> dict[int, float]:
-    for head in heads.values():
-        head.eval()
-    total, count = dict.fromkeys(heads, 0.0), 0
+    network: Network, stacked: _StackedHeads, stored: StoredStates, offsets: Tensor | None
+) -> list[float]:
     with torch.no_grad():
-        for batch in _minibatches(stored, offsets, validation=True):
-            for place, layer in enumerate(heads):
-                logits = _logits(heads, layer, place, batch)
-                total[layer] += float(distillation_loss(network, logits, batch.logits, batch.packed))
-            count += 1
-    for head in heads.values():
-        head.train()
-    return {layer: value / max(1, count) for layer, value in total.items()}
+        losses = [
+            torch.stack(_losses(network, stacked, batch, training=False))
+            for batch in _minibatches(stored, offsets, validation=True)
+        ]
+    return torch.stack(losses).mean(0).tolist() if losses else [0.0] * len(stacked.steps)
 
 
 def _fit_bag_of_words(network: Network, stored: StoredStates, encoded: Sequence[Encoded]) -> Tensor | None:
@@ -299,7 +311,7 @@ def _fit_bag_of_words(network: Network, stored: StoredStates, encoded: Sequence[
 
 
 def _fit_deviation_unit(
-    network: Network, heads: dict[int, ExitHead], stored: StoredStates, offsets: Tensor | None, rng: np.random.Generator
+    network: Network, heads: dict[int, ExitHead], stored: StoredStates, rng: np.random.Generator
 ) -> None:
     """Train the unit that estimates how far an exit's number is from the full model's."""
     unit = network.added[EXIT_UNIT]
@@ -308,15 +320,22 @@ def _fit_deviation_unit(
     for head in heads.values():
         head.eval()
     for _ in range(max(1, _epochs(stored) // 3)):
-        for batch in _minibatches(stored, offsets, validation=False, rng=rng):
+        for batch in _minibatches(stored, None, validation=False, rng=rng):
             losses = []
             for place, layer in enumerate(heads):
                 with torch.no_grad():
-                    deviation = (_logits(heads, layer, place, batch) - batch.logits).abs().squeeze(-1)
-                losses.append(F.smooth_l1_loss(estimate(layer, batch.features[:, place]), deviation))  # type: ignore[operator]
+                    value = heads[layer].project_features(batch.features[:, place])
+                    deviation = (value - batch.logits).abs().squeeze(-1)
+                pooled = batch.features[:, place, : unit.width]
+                losses.append(F.smooth_l1_loss(estimate(layer, pooled), deviation))  # type: ignore[operator]
             optimizer.zero_grad()
             torch.stack(losses).sum().backward()
             optimizer.step()
+
+
+def _pool(network: Network) -> Pool | None:
+    """Return what all exit heads read of a layer's states; None: every token."""
+    return _inner(next(iter(network.exit_heads.values()))).pool
 
 
 def _inner(head: nn.Module) -> ExitHead:

@@ -116,6 +116,9 @@ class TrainingDisplay:
         elif "trained_head" in news:
             kept = "`offramp attach` gives it exits and keeps its answers"
             print_note(f"{news['model']} is fine-tuned already ({news['trained_head']}) and is trained on; {kept}")
+        elif "attaching" in news:
+            self.close()
+            print_note(f"attaching exits: one pass over {news['attaching']}")
         elif "choosing" in news:
             self.close()
             print_note(f"choosing operating points on {news['choosing']} rows")
