@@ -43,6 +43,7 @@ def check_files(folder: Path) -> None:
     assert found["command"] == "offramp demo --quick" and "thread" in found["hardware"] and found["seconds"] > 0
     assert [row["disagreement"]["allowed"] for row in found["rows"]] == [0.0, *demo.LIMITS]
     assert found["attached"]["texts"] + found["attached"]["held_out"] == FEW.texts
+    assert min(found["transformers_ms"].values()) > 0 and found["engine"] == found["rows"][0]["cell"]["engine"]
     full = found["rows"][0]
     assert full["cell"]["macs"]["share_of_full"] == 1.0 and full["cell"]["mean_exit_layer"] == 6.0
     assert full["speed_up"] == {"batch": 1.0, "alone": 1.0}
@@ -65,7 +66,7 @@ def test_demo_quick_trains_measures_and_is_continued(
         assert not out.exists()
         return
     assert code == 0
-    for column in ("differ", "accuracy", "layers", "of MACs", "speed-up", "alone"):
+    for column in ("differ", "accuracy", "layers", "of MACs", "speed-up", "alone", "plain HF"):
         assert column in printed.out
     assert (
         "0.5 %" in printed.out and "full" in printed.out and "…" not in printed.out

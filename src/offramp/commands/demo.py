@@ -25,9 +25,17 @@ from offramp.commands.attach import AttachRequest, run_attach
 from offramp.commands.train import TrainingListener, model_source
 from offramp.errors import OfframpError
 from offramp.evaluation.collect import CurvePoint
-from offramp.evaluation.curves import BudgetTiming, CurvePicture, draw_curve, measure_budgets, measure_curve
+from offramp.evaluation.curves import (
+    BATCH,
+    BudgetTiming,
+    CurvePicture,
+    draw_curve,
+    measure_budgets,
+    measure_curve,
+)
 from offramp.evaluation.demo_data import movie_sentences
 from offramp.evaluation.result_cells import Origin, hardware
+from offramp.evaluation.timing import interleaved
 from offramp.inference import run_folder as folders
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
@@ -58,7 +66,7 @@ FULL = DemoSize(
     4000, 3500, 1000, 1000, Schedule(epochs=2, batch_size=32, lr=1e-4), BudgetTiming(timed=256, alone=48, rounds=5)
 )
 QUICK = DemoSize(
-    2000, 1500, 400, 400, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3)
+    2000, 3000, 400, 600, Schedule(epochs=1, batch_size=16, lr=2e-4), BudgetTiming(timed=96, alone=16, rounds=3)
 )
 
 
@@ -189,11 +197,33 @@ def measure_demo(run: Path, test: Rows, size: DemoSize, command: str) -> dict[st
     return {
         "command": command,
         "hardware": hardware(),
+        "engine": predictor.engine_name,
+        "transformers_ms": time_transformers(run, [row["text"] for row in test], size.effort),
         "size": asdict(size),
         "attached": recipe["summary"],
         "rows": rows,
         "curve": [asdict(spot) for spot in curve],
     }
+
+
+def time_transformers(folder: Path, texts: Sequence[str], effort: BudgetTiming) -> dict[str, float]:
+    """Return the milliseconds of a sentence with plain transformers, from text to prediction, as the budgets' are."""
+    with quiet_transformers():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def predict(_: str, batch: Sequence[str]) -> None:
+        inputs = tokenizer(list(batch), truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            model(**inputs).logits.softmax(-1).tolist()
+
+    timed = texts[: effort.timed]
+    calls = {
+        "batch": [timed[start : start + BATCH] for start in range(0, len(timed), BATCH)],
+        "alone": [[text] for text in texts[: effort.alone]],
+    }
+    taken = {how: interleaved(predict, ["transformers"], own, effort.rounds) for how, own in calls.items()}
+    return {how: round(1000 * seconds["transformers"] / sum(map(len, calls[how])), 4) for how, seconds in taken.items()}
 
 
 def _disagreements(predictor: Predictor, test: Rows, budgets: Sequence[Budget]) -> list[float]:

@@ -196,7 +196,8 @@ DEMO_COLUMNS = ("may\ndiffer", "differ", "accuracy", "mean\nlayers", "share\nof 
 DEMO_NEXT = """
 attached  exits {exits}, learned in one pass over {texts} unlabelled sentences: {seconds:.0f} s
 differ    answers that differ from the full model's: allowed (held-out sentences chose the setting), and found here
-ms        a sentence from text to prediction, in batches of {batch} or alone; medians of {rounds} interleaved rounds
+ms        a sentence from text to prediction, in batches of {batch} or alone; medians of {rounds} rounds
+speed-up  against the same model in plain transformers (plain HF); all below it: Offramp's engine {engine}
 hardware  {hardware}
 files     {out}/demo.json has all numbers, {out}/curve.png the curve
 
@@ -214,8 +215,14 @@ def print_demo(found: Mapping[str, Any], run: str) -> None:
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in DEMO_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
+    plain, full = found.get("transformers_ms"), found["rows"][0]
+    if plain:  # demos of earlier versions have none
+        ours = full["cell"]["metrics"]["accuracy"]
+        times = [f"{plain['batch']:.2f}", "", f"{plain['alone']:.2f}", ""]
+        table.add_row("plain HF", "", f"{ours:.4f}", "6.00", "1.000", *times)
     for row in found["rows"]:
-        cell, ms, speed_up, differ = row["cell"], row["ms"], row["speed_up"], row["disagreement"]
+        cell, ms, differ = row["cell"], row["ms"], row["disagreement"]
+        speed_up = row["speed_up"] if plain is None else {how: plain[how] / ms[how] for how in ms}
         table.add_row(
             "full" if row["budget"] == "budget=1" else f"{100 * differ['allowed']:g} %",
             f"{100 * differ['found']:.1f} %",
@@ -236,6 +243,7 @@ def print_demo(found: Mapping[str, Any], run: str) -> None:
             batch=BATCH,
             rounds=rounds,
             hardware=found["hardware"],
+            engine=found.get("engine", "auto"),
             exits=", ".join(str(layer) for layer in attached["exits"]),
             texts=attached["texts"] + attached["held_out"],
             seconds=attached["seconds"]["all"],
