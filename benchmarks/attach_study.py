@@ -38,6 +38,7 @@ from scipy.stats import beta, binomtest
 import offramp
 from offramp import engines
 from offramp.calibration.disagreement import find_disagreement_points, record_unlabelled
+from offramp.calibration.replay import record_exits, replay
 from offramp.calibration.risk import (
     check_provable,
     disagreement_evaluator,
@@ -84,17 +85,22 @@ def share_and_interval(predictor: Predictor, differing: Sequence[float]) -> dict
 
 
 class TestRows:
-    """Rows to report on: labelled by the file, and the full model's predictions for them."""
+    """Rows to report on, whose exits are recorded in one pass; every setting is replayed on the recording."""
 
     def __init__(self, predictor: Predictor, rows: Rows, source: str) -> None:
         self.predictor, self.rows, self.source = predictor, rows, source
         self.encoded = predictor.prepare(rows, source)
+        full_policy = predictor.model.method.policy(predictor.network, predictor.settings(1.0))
+        self.recording = record_exits(
+            predictor.network, Data(rows, self.encoded), engine=predictor.engine, policy=full_policy
+        )
         self.full = self.run(predictor.settings(1.0))
         self.full_predictions = self.predictions(self.full)
 
     def run(self, settings: Any) -> Any:
         """Return logits, exits and costs of a setting."""
-        return self.predictor.run(self.encoded, settings)
+        policy = self.predictor.model.method.policy(self.predictor.network, settings)
+        return replay(self.predictor.network, self.recording, policy)
 
     def predictions(self, output: Any) -> list[Row]:
         """Return the predictions of an output."""
@@ -111,7 +117,7 @@ class TestRows:
         """Return what a disagreement point promised and what it gives on these rows."""
         points = self.predictor.points
         assert points is not None
-        point = points.disagreement_point_for(limit)
+        point = next(point for point in points.disagreements if point.limit == limit)
         promised = {"found": point.found, "upper": point.upper, "proven": point.proven, "mac_share": point.mac_share}
         return {"limit": limit, "promised": promised, **self.measure(self.predictor.settings(given=point.settings))}
 
@@ -189,12 +195,11 @@ def study_cells(options: argparse.Namespace, folder: Path) -> list[dict[str, Any
     cells = []
     for limit in [None, *(point.limit for point in predictor.points.disagreements)]:
         found = {} if limit is None else test.measure_limit(limit)
-        settings = predictor.settings(1.0) if limit is None else predictor.settings(max_disagreement=limit)
-        started = time.perf_counter()
+        points = {point.limit: point.settings for point in predictor.points.disagreements}
+        settings = predictor.settings(1.0) if limit is None else predictor.settings(given=points[limit])
         output = test.full if limit is None else test.run(settings)
-        seconds = None if limit is None else time.perf_counter() - started
         metrics = predictor.task.metrics(test.rows, test.predictions(output))
-        measured = Measurement(Data(test.rows, test.encoded), settings, metrics, output, 32, seconds)
+        measured = Measurement(Data(test.rows, test.encoded), settings, metrics, output, 32)
         cell = {**result_cell(predictor, measured, origin), "trained": _trained(options, summary, predictor)}
         if limit is not None:
             cell["chosen"] = {"kind": "disagreement", "value": limit}

@@ -12,6 +12,7 @@ differs (tagging), one minus the word F1 of the two answers (question answering)
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -38,7 +39,9 @@ from offramp.methods import Method, PairMethod
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.tasks import Task
 
-STRICTER = (0.001, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # shares of the thresholds found
+STRICTEST = 0.001  # share of the thresholds found at which testing begins
+STEPS_FROM_STRICTEST, STEPS = 14, 4  # settings tested between the strictest and the first found, and between others
+STEPPED = 12  # of the settings found, how many have steps before them
 Losses = NDArray[np.float64]
 RecordedRows = tuple[CalibrationContext, ExitRecording | None]
 DisagreementEvaluator = Callable[[Settings], tuple[Losses, float]]  # settings → loss of every row, share of MACs
@@ -156,7 +159,8 @@ def order_by_disagreement(
     """Return the front of disagreement against cost on the finding half, from lowest disagreement to lowest cost.
 
     Before it come stricter versions of its first setting, from the strictest on: that setting was chosen as the
-    cheapest without a disagreement on few rows, and on others it has some.
+    cheapest without a disagreement on few rows, and on others it has some. Between settings come steps, so that the
+    last one that passes is close to the limit.
     """
     measured = [(float(losses.mean()), share, s) for s in candidates for losses, share in [evaluate(s)]]
     front: list[Settings] = []
@@ -165,23 +169,36 @@ def order_by_disagreement(
         if share < cheapest:
             front.append(asdict(methods.configure(method.settings, settings, method.name)))
             cheapest = share
-    return [*_stricter(method, front[0]), *front] if front else []
+    if not front or not isinstance(method.space, ThresholdSpace):
+        return front
+    strictest = {**front[0], **_scaled(method.space, front[0], STRICTEST)}
+    return _with_steps_between(method.space, [strictest, *front])
 
 
-def _stricter(method: Method, settings: Settings) -> list[Settings]:
-    """Return settings whose thresholds are nearer to the full setting's, from the strictest on."""
-    space = method.space
-    if not isinstance(space, ThresholdSpace):
-        return []
-    full, values = space.full_value, settings.get(f"{space.name}s") or ()
+def _scaled(space: ThresholdSpace, settings: Settings, factor: float) -> Settings:
+    """Return the thresholds of settings, moved towards the full setting's."""
+    one, every = space.name, f"{space.name}s"
+    scaled: Settings = {one: space.full_value + factor * (settings[one] - space.full_value)}
+    if settings.get(every):
+        scaled[every] = tuple(space.full_value + factor * (value - space.full_value) for value in settings[every])
+    return scaled
 
-    def at(factor: float) -> Settings:
-        scaled = {space.name: full + factor * (settings[space.name] - full)}
-        if values:
-            scaled[f"{space.name}s"] = tuple(full + factor * (value - full) for value in values)
-        return {**settings, **scaled}
 
-    return [at(factor) for factor in STRICTER]
+def _with_steps_between(space: ThresholdSpace, ordered: list[Settings]) -> list[Settings]:
+    """Return ordered settings with steps from each to the next, where they differ in thresholds only."""
+    one, every = space.name, f"{space.name}s"
+    found = [ordered[0]]
+    for number, (before, after) in enumerate(itertools.pairwise(ordered)):
+        if {**before, one: 0, every: 0} == {**after, one: 0, every: 0} and number <= STEPPED:
+            low, high = (np.array([settings[one], *(settings.get(every) or ())]) for settings in (before, after))
+            count = (STEPS_FROM_STRICTEST if number == 0 else STEPS) if len(low) == len(high) else 0
+            for share in np.linspace(0.0, 1.0, count + 2)[1:-1]:
+                both = (low > 0.0) & (high > 0.0)
+                log = np.exp((1 - share) * np.log(np.where(both, low, 1.0)) + share * np.log(np.where(both, high, 1.0)))
+                first, *others = np.where(both, log, (1 - share) * low + share * high).tolist()
+                found.append({**after, one: first, **({every: tuple(others)} if others else {})})
+        found.append(after)
+    return found
 
 
 def disagreement_evaluator(context: CalibrationContext, recording: ExitRecording | None) -> DisagreementEvaluator:

@@ -51,7 +51,7 @@ from offramp.utils.files import atomic_replace, write_text
 
 METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out to test the operating points
-HIDDEN = 128  # units of the hidden layer of exit heads
+HIDDEN = 128  # units of the hidden layer of exit heads, at most a third of the model's
 FEWEST = 60  # texts below which exits cannot be trained and tested
 NO_TIME_SAVED = "no exits save time on this machine"
 SHORT_TEXT = 3  # tokens below which a text holds little to learn from
@@ -180,7 +180,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     hf, tokenizer = source.load()
     task = source.task.with_tokenizer(tokenizer)
     recipe = {**_recipe(request, rows), "model_fingerprint": operating.weights_fingerprint(source.folder)}
-    method, options = methods.get(METHOD), _options(request, task)
+    method, options = methods.get(METHOD), _options(request, task, hf.config.hidden_size)
     torch.manual_seed(request.seed)
     network = folders.build_network(hf, task, method, options)
     for parameter in hf.parameters():
@@ -238,14 +238,16 @@ def _default_budget(request: AttachRequest) -> Budget:
     return Budget.parse(request.budget, risk=request.risk, latency=request.latency)
 
 
-def _options(request: AttachRequest, task: Task) -> AttachedOptions:
+def _options(request: AttachRequest, task: Task, width: int) -> AttachedOptions:
     exits: tuple[int, ...] = ()
     if request.exits != "auto":
         try:
             exits = tuple(int(layer) for layer in request.exits.split(","))
         except ValueError as error:
             raise OfframpError("layers with an exit", f"--exits {request.exits}", "use auto, or e.g. 0,2,4") from error
-    return AttachedOptions(pool="meanmaxfirst", exits=exits, bag_of_words=task.name == "classification", hidden=HIDDEN)
+    return AttachedOptions(
+        pool="meanmaxfirst", exits=exits, bag_of_words=task.name == "classification", hidden=min(HIDDEN, width // 3)
+    )
 
 
 def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:

@@ -247,11 +247,11 @@ def _embedding_rate(request: TrainRequest) -> float:
 
 def _train_then_attach(request: TrainRequest, text: str, force: bool, listener: TrainingListener) -> TrainedRun:
     """Fine-tune plainly into a folder beside `out`, or take the one that is there, then attach exits with the texts."""
-    if request.method != "full":
+    if request.method not in ("full", methods.AUTO):
         given = f"--method {request.method} and --attach {text}"
         raise OfframpError("plain fine-tuning that ends in attach", given, "leave out one of the two")
     check_output_free(Path(request.out), force)
-    first = replace(request, out=f"{request.out.rstrip('/')}-full")
+    first = replace(request, out=f"{request.out.rstrip('/')}-full", method="full")
     log = _log_of_same(first)
     if log is None:
         log = run_training(first, force, listener).log
