@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from offramp.core.columns import SCORED
 from offramp.core.packed import Packed
 from offramp.data.tokenization import Encoded
-from offramp.nn.bag_of_words import FittedBagOfWordsExit, fit_tables, logits_without_own_fold
+from offramp.nn.bag_of_words import BagOfWordsExit, FittedBagOfWordsExit, fit_tables, logits_without_own_fold
 from offramp.nn.batches import pack_rows
 from offramp.nn.exit_heads import WIDTH, ExitHead, Pool, pool_states
 from offramp.nn.keys import EXIT_UNIT
@@ -340,6 +340,6 @@ def _pool(network: Network) -> Pool | None:
 
 def _inner(head: nn.Module) -> ExitHead:
     """Return the head that reads states, inside one that also reads words."""
-    inner = head.inner if isinstance(head, FittedBagOfWordsExit) else head
+    inner = head.inner if isinstance(head, FittedBagOfWordsExit | BagOfWordsExit) else head
     assert isinstance(inner, ExitHead), "attached exits are plain heads"
     return inner
