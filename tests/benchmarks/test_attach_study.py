@@ -100,10 +100,10 @@ def test_counts_of_texts_are_those_given(study: Callable[..., Any]) -> None:
 
 
 def test_points_of_wrong_texts_are_repaired_on_right_ones(study: Callable[..., Any], files: dict[str, str]) -> None:
-    found = study("wrong", "--wrong", files["wrong"], "--repair", 150, "--limits", "0.02,0.1")
+    found = study("wrong", "--wrong", files["wrong"], "--repair", 150, "--limits", "0.02,0.05")
     assert set(found) >= FIELDS and found["wrong_exits_calibrated_on_right_texts"]["texts"] == 150
     for name in ("attached_with_right_texts", "attached_with_wrong_texts"):
-        assert [one["limit"] for one in found[name]] == [0.02, 0.1]
+        assert [one["limit"] for one in found[name]] == [0.02, 0.05]
 
 
 def test_a_risk_is_judged_by_rows_that_the_proof_did_not_draw(study: Callable[..., Any], tmp_path: Path) -> None:
