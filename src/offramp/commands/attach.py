@@ -173,7 +173,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
     source = find_model(request.model, request.pair or ("text",), request.revision)
     rows = _read_texts(request, source.task, request.text)
-    training, finding, held_out = _split(request, source.task, rows)
+    training, finding_rows, held_out = _split(request, source.task, rows)
     _check_counts(request, source.task, len(held_out))
     labelled = _read_labelled(request, source.task)
     listener(task=source.task.name, texts=len(training), held_out=len(held_out))
@@ -190,7 +190,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     encoded = task.encode(tokenizer, training, longest)
     short = _check_lengths(encoded, tokenizer, request.text)
     held_data = Data(held_out, task.encode(tokenizer, held_out, longest))
-    finding_data = Data(finding, task.encode(tokenizer, finding, longest))
+    finding_data = Data(finding_rows, task.encode(tokenizer, finding_rows, longest))
     with locked_working_folder(Path(request.out), recipe, force) as partial:
         listener(stage="states", rows=len(encoded))
         stored = collect_states(network, encoded, partial / "states", request.seed)

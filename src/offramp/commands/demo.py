@@ -218,7 +218,7 @@ def time_transformers(folder: Path, texts: Sequence[str], effort: BudgetTiming) 
             model(**inputs).logits.softmax(-1).tolist()
 
     timed = texts[: effort.timed]
-    calls = {
+    calls: dict[str, list[Sequence[str]]] = {
         "batch": [timed[start : start + BATCH] for start in range(0, len(timed), BATCH)],
         "alone": [[text] for text in texts[: effort.alone]],
     }
