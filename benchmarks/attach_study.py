@@ -368,7 +368,7 @@ def study_seconds(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         rounds.append({"attach": attached, **{f"of_{k}": v for k, v in run.summary["seconds"].items()}})
         for precision in ("fp32", "bf16") if best_precision() == "bf16" else ("fp32",):
             rounds[-1][f"pass_{precision}"] = _seconds_of_pass(predictor, encoded, precision)
-    middle = {name: round(float(np.median([one[name] for one in rounds])), 2) for name in rounds[0]}
+    middle = {name: round(float(np.median([one[name] for one in rounds])), 4) for name in rounds[0]}
     passes = {name: middle["attach"] / value for name, value in middle.items() if name.startswith("pass")}
     return {
         **header(options, predictor, "seconds of attaching beside one pass of the full model over the same texts"),

@@ -409,16 +409,16 @@ def test_measured_parts_are_times_of_a_layer_and_of_every_exit(trained: Path) ->
 
 def test_train_may_end_in_attach(base: str, tmp_path: Path) -> None:
     train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows("classification", 120))
-    asked: dict[str, Any] = {"model": base, "train": train, "out": tmp_path / "run", "epochs": 1, "attach": train}
-    run, reports = offramp.train(**asked), []
+    wanted: dict[str, Any] = {"model": base, "train": train, "out": tmp_path / "run", "epochs": 1, "attach": train}
+    run, reports = offramp.train(**wanted), []
     assert offramp.load(run.folder).model.method.name == "attached" and run.points.disagreements
     assert (run.folder / "model.safetensors").read_bytes() == (tmp_path / "run-full" / "model.safetensors").read_bytes()
-    again = offramp.train(**asked, force=True, listener=lambda **news: reports.append(news))
+    again = offramp.train(**wanted, force=True, listener=lambda **news: reports.append(news))
     assert again.log == run.log and reports == [{"attaching": train}], (
         "the plain run that is there is not trained again"
     )
     with pytest.raises(OfframpError, match="--method deebert"):
-        offramp.train(**{**asked, "out": tmp_path / "other"}, method="deebert")
+        offramp.train(**{**wanted, "out": tmp_path / "other"}, method="deebert")
 
 
 def test_heads_with_a_hidden_layer_describe_themselves_to_engines(attached: Any) -> None:
