@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -12,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import uvicorn
+from benchmarks.ray_serve_drill import replicas_below
 from starlette.testclient import TestClient
 
 from offramp.cli import main
@@ -79,19 +80,6 @@ def test_a_deadline_counts_from_the_gateway(address: str) -> None:
     assert httpx.post(address + "/v1/predict", json={"inputs": ["a"], "deadline_ms": 30_000}).status_code == 200
 
 
-def replica_processes() -> list[psutil.Process]:
-    """Return the processes of the server's replicas on this machine's node."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            name = (process.cmdline() or [""])[0]
-        except psutil.Error:
-            continue
-        if "ServeReplica" in name and ":server" in name:
-            found.append(process)
-    return found
-
-
 def test_a_killed_replica_costs_no_accepted_request(address: str) -> None:
     statuses: list[int] = []
     stop = threading.Event()
@@ -106,7 +94,7 @@ def test_a_killed_replica_costs_no_accepted_request(address: str) -> None:
         client.start()
     while len(statuses) < 50:
         time.sleep(0.01)
-    victim = replica_processes()[0]
+    victim = replicas_below(os.getpid())[0]
     victim.kill()
     killed_at = len(statuses)
     while len(statuses) < killed_at + 100:
