@@ -33,7 +33,7 @@ NO_EXITS = {  # they drop tokens, or parts of the model
     "truncate",
 }
 FORMER_DEFAULTS: dict[str, dict[str, Any]] = {  # of version 0.1.0, changed since
-    "alberta": {"prefix": 1, "start": 8.0},
+    "alberta": {"prefix": 1, "start": 8.0, "penalty": 0.0, "cut": False, "explore": 0.0, "head": "own"},
     "depth_adaptive": {"tied": True},
     "length_adaptive": {"restore": "state"},
 }

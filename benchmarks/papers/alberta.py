@@ -33,6 +33,7 @@ from typing import Any
 from offramp import __version__
 from offramp.cli.printing.progress import TrainingDisplay
 from offramp.commands.evaluate import evaluate
+from offramp.commands.recipes import load_recipe
 from offramp.commands.train import train
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
@@ -52,7 +53,10 @@ SHAPE = {
     "intermediate_size": 1024,
     "max_position_embeddings": 512,
 }
-ADAPTIVE = {"cut": True, "explore": 0.5, "penalty": 0.2, "head": "meanmax"}  # rows end early in fine-tuning too
+PUBLISHED = {
+    **load_recipe("alberta/published").options,
+    "pool": "meanmax",
+}  # only the task's loss trains; no row is cut
 GAMMAS = (0.0, 0.1, 0.5, 0.9)
 
 
@@ -212,6 +216,7 @@ def pretrained_run(study: Study, name: str = "joint", **shape: Any) -> Path:
         dev=study.held_out,
         task="masked_lm",
         method="alberta",
+        options=PUBLISHED,
         limit=None if whole else study.ablation_rows,
         epochs=study.epochs if whole else 1,
         batch_size=study.batch_size,
@@ -257,7 +262,7 @@ def fine_tuning_cells(study: Study) -> list[Cell]:
     """Return, for every set: gated and plain on the pretrained backbone, and the untrained one with gates."""
 
     def gated(one: Fine, name: str, **start: Any) -> dict[str, Any]:
-        run = fine_tuned_run(study, one, name, method="alberta", options=ADAPTIVE, **start)
+        run = fine_tuned_run(study, one, name, method="alberta", **start)
         full, adaptive = evaluated(study, one, run, budget=1.0), evaluated(study, one, run, max_loss=0.01)
         return {"full": full, "adaptive": adaptive}
 
@@ -288,7 +293,9 @@ def ablation_cells(study: Study) -> list[Cell]:
 
     def compute(one: Fine, name: str, shape: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         backbone = pretrained_run(study, "ablation" if not shape else f"ablation-{name}", **shape)
-        run = fine_tuned_run(study, one, f"ablation-{name}", method="alberta", options=options, model=backbone)
+        run = fine_tuned_run(
+            study, one, f"ablation-{name}", method="alberta", options={**PUBLISHED, **options}, model=backbone
+        )
         gammas = GAMMAS if name == "whole" else (0.0, 0.5)
         return {f"gamma {gamma:g}": evaluated(study, one, run, settings={"gamma": gamma}) for gamma in gammas}
 

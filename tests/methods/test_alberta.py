@@ -24,11 +24,12 @@ LENGTHS = [9, 4, 17, 6, 12, 5, 8, 21]
 
 
 def network_and_rows(task: str = "classification", backbone: str = "bert", **options: Any) -> tuple[Network, Data]:
-    """Return a network of five layers whose predictor plans different depths, unless `start` is given, and its rows."""
-    config = {"num_hidden_layers": 5}
-    net = factories.network(
-        "alberta", task, backbone, lengths=LENGTHS, seed=None, config=config, **{"start": 0.0, **options}
-    )
+    """Return a network of five layers whose predictor plans different depths, unless `start` is given, and its rows.
+
+    The model's head answers at every depth: nothing is trained here, and new heads would answer at random.
+    """
+    config, chosen = {"num_hidden_layers": 5}, {"start": 0.0, "head": "own", **options}
+    net = factories.network("alberta", task, backbone, lengths=LENGTHS, seed=None, config=config, **chosen)
     data = factories.data(LENGTHS)
     if "start" not in options:
         _spread(net, data)
@@ -134,7 +135,7 @@ def test_invalid_options_are_refused() -> None:
     with pytest.raises(OfframpError, match="0 to 3 for this model"):
         network_and_rows(prefix=4)
     with pytest.raises(OfframpError, match="cut=true"):
-        ALBERTaOptions(head="meanmax")
+        ALBERTaOptions(cut=False, explore=0.0)
     with pytest.raises(OfframpError, match="depth penalty"):
         ALBERTaOptions(penalty=-1.0)
 

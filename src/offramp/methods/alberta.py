@@ -15,14 +15,16 @@ Modifications (ours, not the paper's):
   but its saturated softmax hardly learns), and reads mean and maximum over tokens (`pool=first` is the paper's) after a
   norm;
 - one vector over all later layers, not one for each hidden group;
-- `penalty` (0 by default) on the expected share of layers, which grows linearly during training; without it, as in the
-  paper, only γ asks for fewer layers;
-- `cut=true` (off by default) also cuts rows in training at depths drawn from their own distribution, so that short
-  stacks are trained as they run;
+- `penalty` on the expected share of layers, which grows linearly during training;
+- `cut` also cuts rows in training at depths drawn from their own distribution, and a share of them (`explore`) at any
+  depth, so that short stacks are trained as they run;
 - `head` gives each earlier depth an exit head of its own, where the model's head reads one token.
 
-The poster trains the predictor with the backbone from the first step of masked-language pretraining on:
-`offramp train --task masked_lm --method alberta --model alberta --from-scratch`; fine-tuning from that run (`--model`)
+The last three are on by default: without them short stacks of a pretrained model answer by chance. `--recipe
+alberta/published` turns them off; then, as in the paper, only γ asks for fewer layers.
+
+The poster trains the predictor with the backbone from the first step of masked-language pretraining on: `offramp train
+--task masked_lm --recipe alberta/published --model alberta --from-scratch`; fine-tuning from that run (`--model`)
 continues with its predictor.
 
 Relations: BERxiT decides at every exit, this method once; it is PALBERT's Q-exit with q = 1 − γ. `gamma=0` is the
@@ -87,10 +89,10 @@ class ALBERTaOptions:
     pool: Pool = "meanmax"  # what the predictor reads
     revpc: bool = True
     start: float = 2.0  # initial logit of full depth, above those of other depths
-    penalty: float = 0.0  # weight of the expected share of gated layers in the loss
-    cut: bool = False  # cut rows in training at depths drawn from their distribution
-    explore: float = 0.0  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
-    head: Literal["own", "first", "mean", "meanmax"] = "own"  # the head of rows that end early (not of words)
+    penalty: float = 0.2  # weight of the expected share of gated layers in the loss
+    cut: bool = True  # cut rows in training at depths drawn from their distribution
+    explore: float = 0.5  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
+    head: Literal["own", "first", "mean", "meanmax"] = "meanmax"  # the head of rows that end early (not of words)
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -100,10 +102,10 @@ class ALBERTaOptions:
         if not self.penalty >= 0.0:
             raise OfframpError("a depth penalty", f"penalty={self.penalty}", "use 0 (none) or more, e.g. 0.1")
         if not 0.0 <= self.explore <= 1.0 or (self.explore > 0.0 and not self.cut):
-            fix = "use 0 to 1, with cut=true"
+            fix = "use 0 to 1 with cut=true, or explore=0 with cut=false"
             raise OfframpError("a share of rows cut at any depth", f"explore={self.explore}, cut={self.cut}", fix)
         if self.head != "own" and not self.cut:
-            fix = "add cut=true (it trains them), or leave head=own"
+            fix = "use cut=true (it trains them), or head=own"
             raise OfframpError("exit heads below the last layer", f"head={self.head} with cut=false", fix)
 
 
