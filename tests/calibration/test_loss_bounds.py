@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import beta
 
 from offramp.calibration.calibrate import find_operating_points
@@ -91,11 +93,42 @@ def test_max_loss_is_chosen_by_the_bound_and_not_by_the_estimate() -> None:
 
 
 def test_too_few_rows_use_the_estimate_and_name_the_rows_that_are_needed() -> None:
-    points = bounded(500, (0.2, 0.899, 0.012), (1.0, 0.9, 0.0))
-    with pytest.warns(UserWarning, match=r"not proven: 500 .* 6\d\d are needed"):
+    points = bounded(500, (0.2, 0.899, 0.0062), (1.0, 0.9, 0.0))
+    with pytest.warns(UserWarning, match=r"estimate and not proven: 500 .* 6\d\d are needed"):
         assert points.choose(Budget.loss(0.005)).mac_share == 0.2
     with pytest.warns(UserWarning, match="no confidence bound"):
         assert bounded(None, (0.2, 0.899, None), (1.0, 0.9, 0.0)).choose(Budget.loss(0.005)).mac_share == 0.2
+
+
+def test_an_estimate_is_no_cheaper_than_what_is_proven_for_a_larger_loss() -> None:
+    points = bounded(500, (0.2, 0.898, 0.012), (0.5, 0.899, 0.008), (0.7, 0.899, 0.006), (1.0, 0.9, 0.0))
+    with pytest.warns(UserWarning, match="estimate and not proven: 500"):
+        assert points.choose(Budget.loss(0.005)).mac_share == 0.7
+    assert points.choose(Budget.loss(0.01)).mac_share == 0.5
+
+
+def test_too_few_rows_use_the_full_model_where_a_larger_loss_needs_it() -> None:
+    points = bounded(500, (0.2, 0.899, 0.012), (1.0, 0.9, 0.0))
+    assert points.choose(Budget.loss(0.01)).mac_share == 1.0
+    with pytest.warns(UserWarning, match=r"answered with the full model: 500 .* 6\d\d are needed"):
+        assert points.choose(Budget.loss(0.005)).mac_share == 1.0
+
+
+@given(
+    rows=st.one_of(st.none(), st.integers(1, 5000)),
+    losses=st.lists(st.tuples(st.floats(-0.02, 0.1), st.floats(0.0, 0.1)), max_size=8),
+    limits=st.lists(st.floats(0.0, 0.2), min_size=2, max_size=2),
+)
+def test_a_smaller_loss_never_gives_a_cheaper_point(
+    rows: int | None, losses: list[tuple[float, float]], limits: list[float]
+) -> None:
+    listed = [
+        ((number + 1) / 10, 0.9 - loss, None if rows is None else max(0.0, loss) + width)
+        for number, (loss, width) in enumerate(losses)
+    ]
+    points = bounded(rows, *listed, (1.0, 0.9, 0.0))
+    smaller, larger = (points.within_loss(loss)[0].mac_share for loss in sorted(limits))
+    assert smaller >= larger
 
 
 def test_points_without_bounds_are_chosen_by_the_estimate() -> None:

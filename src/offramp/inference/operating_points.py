@@ -3,8 +3,8 @@
 A share of the full model's MACs chooses the most accurate point that costs at most so much, else the cheapest; a share
 of 1 is the full setting. A loss chooses the cheapest point whose loss of the metric is at most so much by an upper
 confidence bound; the default is a loss of 0.005. Where the calibration rows are too few for that, the estimated loss
-decides, and a warning says so. Points that were calibrated without bounds are chosen by the estimate. A risk, a
-disagreement and a latency choose among settings that were calibrated for them.
+decides, and a warning says so; a smaller loss never gives a cheaper point. Points that were calibrated without bounds
+are chosen by the estimate. A risk, a disagreement and a latency choose among settings that were calibrated for them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from offramp.utils.files import read_json, write_json
 BLOCK_BYTES, BLOCKS = 4096, 256  # what a fingerprint reads of a file of weights: block size, and how many blocks
 SIGNED_METRICS = ("pearson", "spearman", "matthews")  # correlations: −1 to 1
 LARGEST_SHARE = 100.0  # of the full model's MACs that a setting may cost
+TOLERANCE = 1e-9  # of comparisons with a loss that may be exactly reached
 EXACT = "fp32"  # the precision in which all engines decide alike
 
 
@@ -49,20 +50,22 @@ class LossBounds:
     confidence: float  # with which a point that is chosen by its bound loses no more than that
     rows: int | None  # that the losses were measured on; None: the metric has no bound
 
-    def rows_needed(self, loss: float) -> int | None:
-        """Return about how many rows prove a loss; None: no number of rows does.
+    @property
+    def smallest_loss(self) -> float:
+        """About the smallest loss that the rows prove.
 
         They prove it of a setting that changes as many answers as may be lost and loses nothing on balance.
         """
-        if loss <= 0.0:
-            return None
-        spread = NormalDist().inv_cdf(self.confidence) * math.sqrt(loss)
-        return math.ceil(((spread + math.sqrt(spread**2 + 4.0 * loss)) / (2.0 * loss)) ** 2)
+        return math.inf if not self.rows else self._rows_times_loss / self.rows
 
-    def too_few_rows_for(self, loss: float) -> bool:
-        """Return whether a loss cannot be proven with the rows that there were."""
-        needed = self.rows_needed(loss)
-        return self.rows is None or needed is None or self.rows < needed
+    def rows_needed(self, loss: float) -> int | None:
+        """Return about how many rows prove a loss; None: no number of rows does."""
+        return None if loss <= TOLERANCE else math.ceil(self._rows_times_loss / loss)
+
+    @property
+    def _rows_times_loss(self) -> float:
+        spread = NormalDist().inv_cdf(self.confidence)
+        return ((spread + math.sqrt(spread**2 + 4.0)) / 2.0) ** 2
 
 
 @dataclass(frozen=True)
@@ -188,17 +191,20 @@ class OperatingPoints:
     def within_loss(self, loss: float) -> tuple[OperatingPoint, str]:
         """Return the cheapest point that loses at most so much, and a sentence if that is not proven, else "".
 
-        The bounds decide. Where the rows are too few to prove such a loss of any cheaper point, the estimates do.
+        The bounds decide. Where the rows are too few to prove such a loss of any cheaper point, the estimates do, among
+        the points that are no cheaper than the one for the smallest loss at which the bounds decide: a smaller loss
+        never gives a cheaper point.
         """
         if not self.trusted:
             return self.full_point, f"max_loss={loss:g} is answered with the full model: {' '.join(self.warnings)}"
-        fitting = next((point for point in self.points if self.loss_of(point) <= loss + 1e-9), self.full_point)
         if self.bounds is None:
-            return fitting, ""
-        bounded = (point for point in self.points if point.loss_upper is not None and point.loss_upper <= loss + 1e-9)
-        proven = next(bounded, self.full_point)
-        if proven != self.full_point or fitting == self.full_point or not self.bounds.too_few_rows_for(loss):
-            return proven, ""
+            return self._estimated_within(loss), ""
+        decisive = min(self.bounds.smallest_loss, *map(_upper, self.points[:-1]), math.inf)
+        if loss >= decisive - TOLERANCE:
+            return self._proven_within(loss), ""
+        if self._estimated_within(loss) == self.full_point:
+            return self.full_point, ""
+        fitting = self._estimated_within(loss, self._proven_within(decisive).mac_share)
         needed = self.bounds.rows_needed(loss)
         if self.bounds.rows is None:
             why = f"{self.metric} has no confidence bound here"
@@ -206,7 +212,15 @@ class OperatingPoints:
             why = "no number of rows proves that nothing is lost"
         else:
             why = f"{self.bounds.rows} calibration rows are too few, about {needed} are needed"
-        return fitting, f"max_loss={loss:g} is an estimate and not proven: {why}"
+        how = "answered with the full model" if fitting == self.full_point else "an estimate and not proven"
+        return fitting, f"max_loss={loss:g} is {how}: {why}"
+
+    def _estimated_within(self, loss: float, least_share: float = 0.0) -> OperatingPoint:
+        fitting = (point for point in self.points if self.loss_of(point) <= loss + TOLERANCE)
+        return next((point for point in fitting if point.mac_share >= least_share), self.full_point)
+
+    def _proven_within(self, loss: float) -> OperatingPoint:
+        return next((point for point in self.points if _upper(point) <= loss + TOLERANCE), self.full_point)
 
     @property
     def default_budget(self) -> Budget:
@@ -281,6 +295,10 @@ class OperatingPoints:
         return max(fitting, key=lambda one: one.milliseconds)
 
 
+def _upper(point: OperatingPoint) -> float:
+    return math.inf if point.loss_upper is None else point.loss_upper
+
+
 def threads_in_words(threads: int | None) -> str:
     """Return a number of threads in words."""
     return "all cores" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
@@ -294,13 +312,9 @@ def pareto_front(
     Without bounds on the losses, cost and score alone decide.
     """
     sign = 1.0 if higher_is_better else -1.0
-
-    def upper(point: OperatingPoint) -> float:
-        return math.inf if point.loss_upper is None else point.loss_upper
-
     kept: list[OperatingPoint] = []
-    for point in sorted(points, key=lambda p: (p.mac_share, -sign * p.score, upper(p))):
-        if not any(sign * other.score >= sign * point.score and upper(other) <= upper(point) for other in kept):
+    for point in sorted(points, key=lambda p: (p.mac_share, -sign * p.score, _upper(p))):
+        if not any(sign * other.score >= sign * point.score and _upper(other) <= _upper(point) for other in kept):
             kept.append(point)
     # points that cost more than the full model (exit heads at which no row leaves) are useless
     return (*[p for p in kept if p.mac_share < full_point.mac_share], full_point)

@@ -63,7 +63,7 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     if budget is not None and budget.kind != "default":
         point = points.choose(budget)
         score = points.shown_score(point.score)
-        unproven = budget.kind == "loss" and bool(points.within_loss(budget.value)[1])
+        unproven = budget.kind == "loss" and point != points.full_point and bool(points.within_loss(budget.value)[1])
         print_line(
             f"for {budget}: {point.mac_share:.3f} of the full compute, {points.metric} {score:.4f}"
             + " (estimate, not proven)" * unproven
