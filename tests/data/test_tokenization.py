@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -57,6 +58,33 @@ def test_the_longer_text_of_a_pair_is_cut_first(make: Any) -> None:
     assert len(row.ids) == 14 and row.cut == len(tokenizer_ids(tokenizer, short, long)) - 14
     head = tokenizer_ids(tokenizer, short)
     assert row.ids[: len(head)] == head
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("side", ["right", "left"])
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(5, 14))
+def test_cut_rows_and_pairs_equal_those_of_the_tokenizer(
+    make: Any, side: str, first: int, second: int, longest: int
+) -> None:
+    tokenizer = copy.deepcopy(make())  # the factory keeps one
+    tokenizer.truncation_side = side
+    short, long = " ".join(["unable", "film"] * first), " ".join(["good", "films"] * second)
+    for pairs in (None, [long]):
+        whole = tokenizer([short], pairs)
+        (found,) = encode_texts(tokenizer, [short], pairs, longest)
+        wanted = tokenizer([short], pairs, truncation="longest_first", max_length=longest).encodings[0]
+        assert found.ids == wanted.ids and found.cut == max(0, len(whole["input_ids"][0]) - longest)
+        assert len(found.types) == len(found.words) == len(wanted.ids)
+        if pairs is None:
+            assert found.words == [-1 if word is None else word for word in wanted.word_ids]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_rows_do_not_depend_on_the_truncation_and_padding_that_a_tokenizer_was_left_with(make: Any) -> None:
+    tokenizer, texts = make(), ["the film is good", "unable"]
+    expected = encode_texts(tokenizer, texts, None, 32)
+    tokenizer(texts, truncation=True, max_length=3, padding="max_length")
+    assert encode_texts(tokenizer, texts, None, 32) == expected
 
 
 def test_tokenizers_without_types_get_zeros() -> None:

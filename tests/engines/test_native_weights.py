@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 from offramp.core.packed import pack
 from offramp.core.policy import Policy
 from offramp.engines.native import import_native, weights
+from offramp.inference.predictor import Predictor
 from offramp.nn.network import Network
+from offramp.utils.cache_folder import cache_folder
 from tests import factories
 from tests.engines.test_native import answer, native
 
@@ -27,8 +30,14 @@ def net() -> Network:
     return factories.exit_network()
 
 
+def folder() -> Path:
+    cache = cache_folder()
+    assert cache is not None
+    return cache / weights.FOLDER
+
+
 def files() -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in weights.packed_weights_folder().iterdir()}
+    return {path.name: path.stat().st_ino for path in folder().iterdir()}
 
 
 def logits(net: Network, precision: str = "fp32") -> list[list[float]]:
@@ -61,7 +70,7 @@ def test_other_weights_precisions_and_versions_have_other_files(net: Network, mo
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
 def test_damaged_files_are_packed_again(net: Network, damage: str) -> None:
     first = logits(net)
-    (path,) = weights.packed_weights_folder().iterdir()
+    (path,) = folder().iterdir()
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[-100] ^= 1
@@ -95,7 +104,7 @@ def test_a_full_disk_leaves_nothing_behind(net: Network, monkeypatch: pytest.Mon
 def test_small_models_are_not_stored(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SMALLEST_FILE", 1 << 20)
     logits(net)
-    assert not weights.packed_weights_folder().exists()
+    assert not folder().exists()
 
 
 def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +114,7 @@ def test_the_least_recently_used_files_are_removed(net: Network, monkeypatch: py
         logits(net, precision)
         (name,) = set(files()) - set(names)
         names.append(name)
-        path = weights.packed_weights_folder() / name
+        path = folder() / name
         os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
     logits(net)  # used again: now the newest
     with torch.no_grad():
@@ -124,8 +133,20 @@ def test_packing_rounds_weights_by_output() -> None:
     assert packed[32 * 4 :].view(np.float32)[:2] == pytest.approx([1 / 127, 100 / 127])
 
 
-def test_the_cache_folder_may_be_another_one_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFRAMP_CACHE", str(tmp_path))
-    assert weights.packed_weights_folder() == tmp_path / "native"
+def test_the_cache_folder_may_be_another_one_or_none(
+    net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFRAMP_CACHE", str(tmp_path / "other"))
+    expected = logits(net)
+    assert len(list((tmp_path / "other" / "native").iterdir())) == 1
+    monkeypatch.setattr(weights, "_write", None)  # calling it would fail
     monkeypatch.setenv("OFFRAMP_CACHE", "none")
-    assert weights.packed_weights_folder() is None
+    assert logits(net) == expected
+
+
+def test_a_predictor_without_cache_writes_no_packed_weights(trained: Path, tmp_path: Path) -> None:
+    for cache, count in (("none", 0), (tmp_path / "here", 1)):
+        predictor = Predictor.load(trained, "native", cache=cache)
+        assert not folder().exists()
+        assert len(list(tmp_path.glob("here/native/*"))) == count
+        assert pickle.loads(pickle.dumps(predictor)).how == predictor.how

@@ -73,7 +73,7 @@ def encode_text_windows(tokenizer: Tokenizer, texts: Sequence[str], max_length: 
     )
     typed = "token_type_ids" in tokenizer.model_input_names
     rows = zip(batch.encodings or [], batch["overflow_to_sample_mapping"], strict=True)
-    return [_row(encoding, example, typed, False, 0) for encoding, example in rows]
+    return [_row(encoding, example, typed, False) for encoding, example in rows]
 
 
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> list[Encoded]:
@@ -83,7 +83,7 @@ def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_l
     """
     space = " " if _spaces_matter(tokenizer) else ""
     spaced = [[space + word for word in sentence] for sentence in sentences]
-    return _encode(tokenizer, spaced, None, max_length, is_split_into_words=True)
+    return _encode(tokenizer, spaced, None, max_length, split=True)
 
 
 def encode_windows(
@@ -115,33 +115,55 @@ def encode_windows(
 
 
 def _encode(
-    tokenizer: Tokenizer, first: list[Any], second: list[str] | None, max_length: int, **options: bool
+    tokenizer: Tokenizer, first: list[Any], second: list[str] | None, max_length: int, split: bool = False
 ) -> list[Encoded]:
-    """Encode all rows in one call; only rows that are too long are tokenised again, which counts the cut exactly."""
+    """Encode all rows in one call of the Rust library, then cut rows that are too long.
+
+    Nothing in the tokenizer changes, so threads may share it; transformers would set the truncation for every call.
+    """
     if not first:
         return []
-    fixed = {"return_attention_mask": False, "verbose": False, **options}
-    encodings = list(tokenizer(first, second, **fixed).encodings or [])
-    cuts = [max(0, len(encoding) - max_length) for encoding in encodings]
-    long = [row for row, cut in enumerate(cuts) if cut]
-    if long:
-        again = ([side[row] for row in long] if side else None for side in (first, second))
-        short = tokenizer(*again, truncation="longest_first", max_length=max_length, **fixed).encodings or []
-        for row, encoding in zip(long, short, strict=True):
-            encodings[row] = encoding
+    rust = cast("PreTrainedTokenizerFast", tokenizer).backend_tokenizer
+    if rust.truncation is not None:  # as stored in its file
+        rust.no_truncation()
+    if rust.padding is not None:
+        rust.no_padding()
+    encodings = rust.encode_batch(first if second is None else list(zip(first, second, strict=True)), split)
     typed = "token_type_ids" in tokenizer.model_input_names
-    numbered = enumerate(zip(encodings, cuts, strict=True))
-    return [_row(encoding, example, typed, second is not None, cut) for example, (encoding, cut) in numbered]
+    pair, side = second is not None, tokenizer.truncation_side
+    return [_row(encoding, i, typed, pair, max_length, side) for i, encoding in enumerate(encodings)]
 
 
-def _row(encoding: Any, example: int, typed: bool, pair: bool, cut: int) -> Encoded:
-    ids = encoding.ids
+def _row(
+    encoding: Any, example: int, typed: bool, pair: bool, max_length: int | None = None, truncation_side: str = "right"
+) -> Encoded:
+    """Return one row, cut to `max_length` tokens where that is given."""
+    ids, types = encoding.ids, encoding.type_ids if typed else [0] * len(encoding)
     words = [-1 if word is None else word for word in encoding.word_ids]
+    cut = 0 if max_length is None else max(0, len(ids) - max_length)
+    sides = encoding.sequence_ids if pair or cut else []
+    if cut:
+        kept = _kept_places(sides, len(ids) - cut, truncation_side)
+        ids, types, words, sides = ([column[place] for place in kept] for column in (ids, types, words, sides))
     if pair:
-        sides = encoding.sequence_ids
         shift = 1 + max((word for word, side in zip(words, sides, strict=True) if side == 0), default=-1)
         words = [word + shift if side == 1 else word for word, side in zip(words, sides, strict=True)]
-    return Encoded(ids, encoding.type_ids if typed else [0] * len(ids), example, words, [], cut)
+    return Encoded(ids, types, example, words, [], cut)
+
+
+def _kept_places(sides: Sequence[int | None], count: int, truncation_side: str) -> list[int]:
+    """Return the places of tokens that stay: special tokens always; the longer text of a pair is cut first."""
+    places: tuple[list[int], list[int]] = ([], [])
+    for place, side in enumerate(sides):
+        if side is not None:
+            places[side].append(place)
+    kept = [place for place, side in enumerate(sides) if side is None]
+    room = count - len(kept)
+    short, long = sorted(places, key=len)
+    of_short = min(len(short), room // 2)
+    for own, share in ((short, of_short), (long, room - of_short)):
+        kept += own[len(own) - share :] if truncation_side == "left" else own[:share]
+    return sorted(kept)
 
 
 def _window(encoding: Any, example: int, typed: bool, cut: int) -> Encoded:

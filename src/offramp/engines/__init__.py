@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import device as Device  # a module `torch` lives in this folder
 from offramp.backbones import Encoder
 from offramp.core.loop import Engine
 from offramp.errors import OfframpError
+from offramp.utils.cache_folder import cache_folder
 
 AUTO = "auto"
 PACKAGES = {"native": "offramp_native", "openvino": "openvino"}  # what an engine needs besides torch; the fastest first
@@ -22,11 +23,12 @@ Precision = Literal["fp32", "bf16", "int8"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Precision, threads and cache folder of an engine."""
+    """Precision, threads and cache folders of an engine."""
 
     precision: Precision = "fp32"
     threads: int | None = None  # None: as many as the machine has cores
-    cache: Path | None = None  # where compiled pieces are kept for the next start
+    cache: Path | None = None  # where compiled graphs of this model are kept for the next start; None: nowhere
+    packed_weights: Path | None = field(default_factory=cache_folder)  # where packed weights are kept; None: nowhere
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -87,11 +88,14 @@ def example_inputs(padding: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextmanager
 def silence_converters() -> Iterator[None]:
-    """Silence the warnings of converters about every shape they trace; tests compare their logits instead."""
+    """Silence the warnings of converters about every shape they trace, and their progress bars.
+
+    Tests compare the logits of what was converted instead.
+    """
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), quiet_transformers():
+        with warnings.catch_warnings(), quiet_transformers(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

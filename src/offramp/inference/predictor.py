@@ -26,7 +26,7 @@ from offramp.inference.hub import local_folder
 from offramp.inference.operating_points import OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.tasks import WindowPool
-from offramp.utils.cache_folder import cache_folder, keep_recent_folders
+from offramp.utils.cache_folder import NOWHERE, cache_folder, keep_recent_folders
 from offramp.utils.hardware import hardware
 
 Row = Mapping[str, Any]
@@ -115,12 +115,12 @@ class Predictor:
     ) -> Predictor:
         """Open a run folder, or a name on the hub.
 
-        Compiled graphs are kept in `cache`, by default the user's cache folder; "none": nowhere. Nothing that is
-        compiled is read from the run folder or written to it.
+        Compiled graphs and packed weights are kept in `cache`, by default the user's cache folder; "none": nowhere.
+        Nothing of that kind is read from the run folder or written to it.
         """
         engines.choose(engine, torch.device("cpu"))  # a wrong name is refused before anything is read
         path = local_folder(folder, revision)
-        how = EngineOptions(precision, threads, graph_folder(path, cache))
+        how = EngineOptions(precision, threads, graph_folder(path, cache), cache_folder(cache))
         if how.cache is not None:
             keep_recent_folders(how.cache)
         model = folders.load_run(path if path != Path(folder) else folder)
@@ -133,7 +133,8 @@ class Predictor:
         """Pickle by the run folder: weights and points are read again where it is unpickled."""
         if self.model.folder is None:
             raise OfframpError("to pickle a Predictor", "a model that lies in no run folder", "save it as a run first")
-        return Predictor.load, (self.model.folder, self.engine_name, self.how.precision, self.how.threads)
+        how, cache = self.how, self.how.packed_weights or NOWHERE
+        return Predictor.load, (self.model.folder, self.engine_name, how.precision, how.threads, None, cache)
 
     def settings(
         self,

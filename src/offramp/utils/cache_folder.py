@@ -1,4 +1,4 @@
-"""Where compiled graphs are kept between starts: the user's cache folder, another one, or nowhere.
+"""Where compiled graphs and packed weights are kept between starts: the user's cache folder, another one, or nowhere.
 
 A run folder carries no compiled code, so that a folder that was shared cannot bring any. `OFFRAMP_CACHE` (on the
 command line `--cache`) is a folder, or `none`.

@@ -244,17 +244,17 @@ def make(encoder: Encoder, options: EngineOptions) -> NativeEngine:
         raise OfframpError(
             "the native engine", f"a model it does not serve: {reason}", "use --engine openvino or torch"
         )
-    native = _build(encoder, options.precision, options.threads or usable_cores())
+    native = _build(encoder, options)
     return NativeEngine(encoder, native, options.precision)
 
 
-def _build(encoder: Encoder, precision: str, threads: int) -> Any:
+def _build(encoder: Encoder, options: EngineOptions) -> Any:
     tables = encoder.tables
     assert tables is not None, "checked by unserved_reason"
     distinct = list({id(layer): layer for layer in encoder.layers}.values())  # ALBERT shares layers
     matrices = [matrix for layer in distinct for matrix in _layer_matrices(layer)]
-    packed = pack_matrices(matrices, precision)
-    native = _embeddings(encoder.hidden, threads, tables)
+    packed = pack_matrices(matrices, options.precision, options.packed_weights)
+    native = _embeddings(encoder.hidden, options.threads or usable_cores(), tables)
     by_layer = {id(layer): packed[4 * i : 4 * i + 4] for i, layer in enumerate(distinct)}
     for layer in encoder.layers:
         assert isinstance(layer, PostNormLayer), "checked by unserved_reason"
@@ -277,7 +277,7 @@ def _embeddings(hidden: int, threads: int, tables: EmbeddingTables) -> Any:
     if tables.projection is not None:
         linear = tables.projection
         bias = None if linear.bias is None else as_floats(linear.bias)
-        projection = pack_matrices([Matrix(as_floats(linear.weight), bias)], "fp32")[0]
+        projection = pack_matrices([Matrix(as_floats(linear.weight), bias)], "fp32", None)[0]
     return import_native().Encoder(
         hidden,
         threads,

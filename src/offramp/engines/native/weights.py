@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.engines.native.library import import_native
-from offramp.utils.cache_folder import cache_folder
 
+FOLDER = "native"  # of the cache folder
 SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
 MOST_FILES = 32  # the least recently used ones are removed
 ALIGNMENT = 64  # of each matrix in the file
@@ -45,11 +45,11 @@ def as_floats(tensor: Tensor) -> Floats:
     return floats
 
 
-def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
-    """Return the matrices as the compiled package's `Linear`, packed now or found in the cache folder."""
+def pack_matrices(matrices: Sequence[Matrix], precision: str, cache: Path | None) -> list[Any]:
+    """Return the matrices as the compiled package's `Linear`, packed now or found in the cache folder, if any."""
     native = import_native()
     sizes = [native.packed_size(precision, *matrix.weight.shape) for matrix in matrices]
-    path = _path(matrices, precision) if sum(sizes) >= SMALLEST_FILE else None
+    path = None if cache is None or sum(sizes) < SMALLEST_FILE else _path(cache, matrices, precision)
     packed = None if path is None else _read(path, sizes)
     if packed is None:
         packed = [np.empty(size, np.uint8) for size in sizes]
@@ -64,21 +64,12 @@ def pack_matrices(matrices: Sequence[Matrix], precision: str) -> list[Any]:
     ]
 
 
-def packed_weights_folder() -> Path | None:
-    """Return the folder of packed weights in the cache folder; None where nothing is kept."""
-    base = cache_folder()
-    return None if base is None else base / "native"
-
-
-def _path(matrices: Sequence[Matrix], precision: str) -> Path | None:
-    folder = packed_weights_folder()
-    if folder is None:
-        return None
+def _path(cache: Path, matrices: Sequence[Matrix], precision: str) -> Path:
     digest = hashlib.sha256(f"{import_native().__version__} {precision} {import_native().PANEL}".encode())
     for matrix in matrices:
         digest.update(repr(matrix.weight.shape).encode())
         digest.update(matrix.weight.data)
-    return folder / f"{digest.hexdigest()[:40]}.packed"
+    return cache / FOLDER / f"{digest.hexdigest()[:40]}.packed"
 
 
 def _places(sizes: Sequence[int]) -> list[int]:
