@@ -1,6 +1,6 @@
-"""Fuzz what strangers can hand over: files of rows, the JSON files of a run folder, and command-line arguments.
+"""Fuzz what strangers can hand over: files of rows, the JSON files of a run folder, arguments, values in Python.
 
-    python benchmarks/fuzz.py --seconds 200 --targets readers,folder,arguments --json results/house/fuzz.json
+    HF_HUB_OFFLINE=1 python benchmarks/fuzz.py --seconds 600 --json results/house/fuzz.json
 
 Hypothesis generates the cases; a target gets its share of the time. A case passes if it works or raises OfframpError
 (arguments: if the command ends with a code and without a traceback). Everything else is a finding, listed once for each
@@ -61,16 +61,19 @@ WORDS = (
     "data",
     "paragraphs",
 )
-COMMANDS = ("info", "predict", "eval", "calibrate", "explain", "report", "train")
+COMMANDS = ("info", "predict", "eval", "calibrate", "explain", "report", "train", "compare", "attach")
 FLAGS = ("--data", "--budget", "--max-loss", "--risk", "--latency", "--set", "--json", "--output", "--out", "--column",
          "--limit", "--batch-size", "--engine", "--precision", "--threads", "--format", "--keep", "--long", "--seed",
          "--task", "--method", "--model", "--train", "--dev", "--dev-split", "--epochs", "--lr", "--max-length",
          "--init", "--confidence", "--loss-confidence", "--percentile", "--text", "--force", "--strict", "--markdown",
-         "--close-exit", "--cache", "--metric")  # fmt: skip
+         "--close-exit", "--cache", "--metric", "--exits", "--texts", "--max-disagreement",
+         "--window-pool")  # fmt: skip
 VALUES = ("run", "rows.jsonl", "broken.csv", "base", "missing", "new", "", ".", "-1", "0", "1", "0.5", "nan", "inf",
-          "1e400", "9" * 400, "x", "a=b", "=", "threshold=0.3", "threshold=x", "5ms", "-", "--", "true", "\udcff",
-          "é\n", "torch", "full", "branchynet", "classification", "tagging", "all", "text,label", "none", "json",
-          "csv")  # fmt: skip
+          "1e400", "1e-320", "9" * 400, "x", "a=b", "=", "threshold=0.3", "threshold=x", "5ms", "-", "--", "true",
+          "\udcff", "é\n", "torch", "full", "branchynet", "classification", "tagging", "all", "text,label", "none",
+          "json", "csv")  # fmt: skip
+LIMITS = ("budget", "max_loss", "risk", "latency", "max_disagreement")
+TARGETS = ("readers", "folder", "arguments", "values")
 Run = Callable[[Any], None]  # one case
 
 
@@ -174,6 +177,25 @@ def run_arguments(case: Any) -> None:
             raise AssertionError(errors.getvalue()[-500:])
 
 
+def value_cases() -> Any:
+    """Return what `predict` is given in Python: rows of any kind, and limits of any type."""
+    texts = st.text(st.characters(exclude_categories=()), max_size=40)
+    rows = st.lists(texts | json_values, max_size=3) | json_values | texts
+    limits = st.dictionaries(st.sampled_from(LIMITS), st.floats(0, 1) | json_values | st.just("5ms"), max_size=2)
+    return st.tuples(rows, limits)
+
+
+def values_target(run: Path) -> tuple[Any, Run]:
+    """Return rows and limits of any kind, and predicting with them."""
+    model = Predictor.load(run, "torch")
+
+    def predict(case: Any) -> None:
+        rows, limits = case
+        json.dumps(model.predict(rows, **limits), allow_nan=False)
+
+    return value_cases(), predict
+
+
 def fuzz(cases: Any, run: Run, seconds: float, first_seed: int) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return how many cases ran within the time, and the findings by kind and place."""
     findings: dict[str, dict[str, Any]] = {}
@@ -227,8 +249,8 @@ def prepare(folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fuzz the targets in turn and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=200.0, help="in all")
-    parser.add_argument("--targets", default="readers,folder,arguments")
+    parser.add_argument("--seconds", type=float, default=600.0, help="in all")
+    parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--seed", type=int, default=0, help="the first seed of Hypothesis")
     parser.add_argument("--json", type=Path, help="the result; a file that exists is added to")
     options = parser.parse_args(arguments)
@@ -246,6 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "readers": (reader_cases(), run_reader),
                 "folder": folder_target(inside / "run"),
                 "arguments": (argument_cases(), run_arguments),
+                "values": values_target(inside / "run"),
             }
             for name in names:
                 cases, run = known[name]
@@ -262,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     )
         finally:
             os.chdir(before)
-    what = "Random files of rows, run-folder JSON and arguments: cases that raised anything but OfframpError."
+    what = "Random files of rows, run-folder JSON, arguments and values: cases that raised anything but OfframpError."
     about = {"version": __version__, "hardware": hardware(), "date": datetime.date.today().isoformat()}
     study = {"what": what, **study, **about, "command": command_line(PROGRAM), "hypothesis": hypothesis.__version__}
     if target is not None:

@@ -100,7 +100,8 @@ def test_predict_takes_texts_as_strings_or_dicts_in_any_sequence(trained: Path) 
 
 
 @pytest.mark.parametrize(
-    "bad", ["a film", {"text": "a film"}, [["a", "film"]], [7], [None], [""], [" \n"], [{"txt": "a"}]]
+    "bad",
+    [0, None, b"a film", "a film", {"text": "a film"}, [["a", "film"]], [7], [None], [""], [" \n"], [{"txt": "a"}]],
 )
 def test_predict_refuses_what_is_no_list_of_texts(trained: Path, bad: Any) -> None:
     with pytest.raises(OfframpError):

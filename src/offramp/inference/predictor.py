@@ -209,7 +209,7 @@ class Predictor:
         differ, where the run has points for it. Without a budget, the cheapest setting that lost at most half a point
         in calibration.
         """
-        if isinstance(texts, str | Mapping):
+        if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
         rows = [self._row(text) for text in texts]
         settings = self.settings(budget, None, max_loss, risk, latency, max_disagreement)
