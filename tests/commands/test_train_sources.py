@@ -97,6 +97,33 @@ def test_init_keeps_the_order_of_labels_and_needs_no_model_and_no_task(tmp_path:
     assert about["base_model"] == json.loads((first / "offramp.json").read_text())["base_model"]
 
 
+@pytest.mark.parametrize("names", [["1", "0"], ["True", "False"]])
+def test_labels_of_rows_are_compared_by_their_text(tmp_path: Path, names: list[str]) -> None:
+    texts = factories.labelled_rows(count=64)
+    attached = offramp.attach(
+        fine_tuned(tmp_path / "model", names),
+        factories.write_jsonl(tmp_path / "texts.jsonl", [{"text": row["text"]} for row in texts]),
+        tmp_path / "attached",
+    ).folder
+    kind = bool if "True" in names else int
+    rows = [{"text": row["text"], "label": kind(row["label"] == "good")} for row in texts]
+    (tmp_path / "second").mkdir()
+    run = train(tmp_path / "second", None, rows, init=attached, method="branchynet")
+    assert json.loads((run / "offramp.json").read_text())["task"]["labels"] == [kind(1), kind(0)]
+    data = tmp_path / "second" / "train.jsonl"
+    written = factories.write_jsonl(tmp_path / "written.jsonl", [{**row, "label": str(row["label"])} for row in rows])
+    assert offramp.evaluate(attached, data)["metrics"] == offramp.evaluate(attached, written)["metrics"]
+    offramp.calibrate(attached, data)
+
+
+def test_init_with_other_labels_is_refused(tmp_path: Path) -> None:
+    first = train(tmp_path, fine_tuned(tmp_path / "model", ["good", "bad"]), factories.labelled_rows(count=16))
+    rows = [{"text": row["text"], "label": int(row["label"] == "good")} for row in factories.labelled_rows(count=16)]
+    (tmp_path / "second").mkdir()
+    with pytest.raises(OfframpError, match="other answers"):
+        train(tmp_path / "second", None, rows, init=first)
+
+
 def test_without_model_and_init_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="--init"):
         train(tmp_path, None, factories.labelled_rows(count=16))

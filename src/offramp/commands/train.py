@@ -549,7 +549,7 @@ def _check_same_task(about: Mapping[str, Any], task: Task, run: str) -> None:
     if not methods.get(about["method"]).hf_equal:
         given = f"{run}, a run of {about['method']!r}, whose full model was never trained"
         raise OfframpError("to start from an earlier run", given, "give a run of another method, e.g. full")
-    differing = [key for key in wanted if key != "metric" and trained.get(key) != wanted[key]]
+    differing = [key for key in wanted if key != "metric" and _written(trained.get(key)) != _written(wanted[key])]
     if differing:
         listed = "; ".join(f"{key} {str(trained.get(key))[:200]}, here {str(wanted[key])[:200]}" for key in differing)
         raise OfframpError(
@@ -557,6 +557,11 @@ def _check_same_task(about: Mapping[str, Any], task: Task, run: str) -> None:
             f"{run}, which was trained for other answers: {listed}",
             "use the same task and labels, or leave --init out",
         )
+
+
+def _written(value: Any) -> Any:
+    """Return a value with labels as their texts: a model of transformers has "1" where rows have 1."""
+    return [str(one) for one in value] if isinstance(value, list) else value
 
 
 def _encode(model: LoadedRun, rows: list[dict[str, Any]], source: str) -> Data:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Label = str | int | bool
 ACCURACY = "accuracy"
 METRICS = (ACCURACY, "f1", "matthews")
+TRUTH_VALUES = {str(value): value for value in (False, True)}
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,14 @@ class ClassificationTask(_texts.LabelTask):
     @cached_property
     def _index(self) -> dict[Label, int]:
         """Index of the logit of each label; also by its text, because a CSV file has "1" where JSON has 1,
-        and by its number, because plain transformers has "1" where rows have 1."""
+        and by what its text means, because plain transformers has "1" or "True" where rows have 1 or true."""
         numbered = {label: index for index, label in enumerate(self.labels)}
         index_of: dict[Label, int] = {}
         for label, index in numbered.items():
             if isinstance(label, str) and label.isdecimal():
                 index_of[int(label)] = index
+            elif label in TRUTH_VALUES:
+                index_of[TRUTH_VALUES[label]] = index
             index_of[str(label)] = index
         return {**index_of, **numbered}
 
