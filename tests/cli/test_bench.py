@@ -62,7 +62,7 @@ def test_calibrate_finds_a_latency_that_eval_and_predict_use(call: Call, own: Pa
         (["--latency", "5ms", "--percentile", "0"], "percentile"),
         (["--latency", "5ms", "--engine", "abacus"], "engine"),
         (["--latency", "1us", "--engine", "torch"], "fastest point takes"),
-        (["--risk", "0.2", "--precision", "bf16"], "without --latency"),
+        (["--threads", "1"], "without --latency"),
     ],
 )
 def test_calibrate_refuses_latencies_that_cannot_be_met(call: Call, own: Path, words: list[str], part: str) -> None:

@@ -44,6 +44,7 @@ from offramp.calibration.scores import (
 from offramp.calibration.thresholds import CUTS, search_thresholds, threshold_cuts
 from offramp.calibration.usefulness import keep_useful_points
 from offramp.core.columns import SCORED
+from offramp.core.engine import Engine
 from offramp.core.policy import PairPolicy, Policy
 from offramp.decoding.calibration import decoder_candidates
 from offramp.errors import OfframpError
@@ -70,6 +71,19 @@ Evaluator = Callable[[Settings], MeasuredPoint]
 
 
 @dataclass(frozen=True)
+class CalibrationEngine:
+    """What settings are calibrated on. Another precision decides a little differently, so its points are its own."""
+
+    name: str = ENGINE
+    precision: str = PRECISION
+    opened: Engine | None = None  # None: opened when needed
+
+    def open(self, network: Network) -> Engine:
+        """Return the engine over a network's encoder."""
+        return self.opened or engines.make(self.name, network.encoder)
+
+
+@dataclass(frozen=True)
 class CalibrationContext:
     """A method of a network and the rows it is calibrated on."""
 
@@ -81,6 +95,7 @@ class CalibrationContext:
     bfloat16: bool = False  # precise enough to rank settings that are scored again later
     loss_confidence: float = CONFIDENCE  # of the bounds on what settings lose
     closed_exits: frozenset[int] = frozenset()  # layers whose exits no setting uses
+    engine: CalibrationEngine = field(default_factory=CalibrationEngine)
     generations: int = GENERATIONS  # of the search for a threshold per exit
     children: int = CHILDREN  # in each of them
 
@@ -97,7 +112,7 @@ class CalibrationContext:
         full = self.method.policy(self.network, self.method.settings())
         policy = PairPolicy(self.length_policy, full) if self.method.replays else self.length_policy
         with self._precision():
-            return record_exits(self.network, self.data, policy=policy)
+            return record_exits(self.network, self.data, engine=self.engine.open(self.network), policy=policy)
 
     @cached_property
     def full_output(self) -> RunOutput:
@@ -113,7 +128,7 @@ class CalibrationContext:
         policy = self.method.policy(self.network, configured)
         if recording is not None:
             return replay(self.network, recording, policy)
-        engine = engines.make(ENGINE, self.network.encoder)
+        engine = self.engine.open(self.network)
         if self.network.decoder is None:  # no pair decodes
             policy = PairPolicy(self.length_policy, policy)
         with self._precision():
@@ -160,13 +175,20 @@ def find_operating_points(
     searched: Sequence[Settings] = (),
     loss_confidence: float = CONFIDENCE,
     closed_exits: frozenset[int] = frozenset(),
+    engine: CalibrationEngine | None = None,
 ) -> OperatingPoints:
     """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""
     network.eval()
     task = network.task
     check_closed_exits(network, method, closed_exits)
     context = CalibrationContext(
-        network, method, data, searched=searched, loss_confidence=loss_confidence, closed_exits=closed_exits
+        network,
+        method,
+        data,
+        searched=searched,
+        loss_confidence=loss_confidence,
+        closed_exits=closed_exits,
+        engine=engine or CalibrationEngine(),
     )
     rows = {"name": name, "rows": len(data.rows), "fingerprint": fingerprint}
     found = OperatingPoints(
@@ -174,8 +196,8 @@ def find_operating_points(
         task.higher_is_better,
         {**rows, "closed_exits": sorted(closed_exits)} if closed_exits else rows,
         (),
-        engine=ENGINE,
-        precision=PRECISION,
+        engine=context.engine.name,
+        precision=context.engine.precision,
     )
     if network.decoder is not None:  # generation cannot be replayed: each token depends on those before it
         settings, scored_on = _decoder_settings(context)
@@ -200,7 +222,7 @@ def find_operating_points(
 def _full_point_by_loss(context: CalibrationContext) -> OperatingPoint:
     """Return the full setting's point for a task that is scored by its loss."""
     network, settings = context.network, context.method.settings()
-    policy, engine = context.method.policy(network, settings), engines.make(ENGINE, network.encoder)
+    policy, engine = context.method.policy(network, settings), context.engine.open(network)
     metrics, output = score_policy(network, engine, policy, context.data)
     share = float(output.macs.sum() / full_macs(network, context.data.encoded, output).sum())
     return OperatingPoint(asdict(settings), share, metrics[network.task.metric], float(output.exit_layer.mean()))

@@ -23,8 +23,6 @@ from scipy.stats import binom
 
 from offramp import methods
 from offramp.calibration.calibrate import (
-    ENGINE,
-    PRECISION,
     CalibrationContext,
     Settings,
     explore_settings,
@@ -133,7 +131,7 @@ def prove_risk_on(finding: RecordedRows, testing: RecordedRows, risk: float, con
     full, binary = asdict(context.method.settings()), context.network.task.disagreement_is_binary
     proven = learn_then_test([full, *candidates], disagreement_evaluator(*testing), risk, confidence, binary)
     proven = proven or RiskGuarantee(risk, confidence, full, len(context.data.rows), 0.0, 1.0)
-    return replace(proven, engine=ENGINE, precision=PRECISION)
+    return replace(proven, engine=context.engine.name, precision=context.engine.precision)
 
 
 def split_rows(context: CalibrationContext, recording: ExitRecording | None, rows: NDArray[np.int64]) -> RecordedRows:

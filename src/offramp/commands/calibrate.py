@@ -8,7 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from offramp.calibration.calibrate import CalibrationContext, check_closed_exits, find_operating_points
+from offramp import engines
+from offramp.calibration.calibrate import (
+    CalibrationContext,
+    CalibrationEngine,
+    check_closed_exits,
+    find_operating_points,
+)
 from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.length_search import (
     ReportProgress,
@@ -24,13 +30,14 @@ from offramp.calibration.risk import check_provable, check_task_has_risk, prove_
 from offramp.calibration.usefulness import distrust
 from offramp.data.overlap import MOST_ROWS, read_training_marks, row_marks, training_rows_reason
 from offramp.data.readers import fingerprint, read_rows
+from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.budget import parse_latency
 from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import OperatingPoints
-from offramp.inference.predictor import Predictor
+from offramp.inference.predictor import Predictor, graph_folder
 from offramp.inference.run_folder import remembered_columns
 from offramp.nn.batches import Data
 from offramp.tasks import Task
@@ -79,7 +86,8 @@ def calibrate(
         confidence: with which the risk must hold.
         latency: also find a setting that answers single rows within this time, "5ms" or seconds.
         percentile: of rows that must be answered within the latency.
-        engine, precision, threads: what the latency is measured on.
+        engine, precision, threads: what the latency is measured on. Where an engine or a precision is named, the points
+            are found on it too; otherwise they are found on torch in fp32, and hold for every engine in fp32.
         loss_confidence: with which a point that is chosen by `max_loss` loses no more than that on new rows.
         force: replace points that were found on many more rows.
         search: search by evolution how many tokens each layer keeps (and, in a pair, when rows leave).
@@ -95,9 +103,13 @@ def calibrate(
         on_scoring: is called with the number of configurations scored and of all.
     """
     seconds = parse_latency(latency) if isinstance(latency, str) else latency
-    if seconds is None and (engine, precision, threads) != ("auto", "fp32", None):
-        given = f"--engine {engine} --precision {precision}" + ("" if threads is None else f" --threads {threads}")
-        raise OfframpError("an engine to be timed", f"{given} without --latency", "add --latency 5ms")
+    named = (engine, precision) != (engines.AUTO, "fp32")
+    if threads is not None and seconds is None and not named:
+        raise OfframpError("an engine to be timed", f"--threads {threads} without --latency", "add --latency 5ms")
+    if search and (named or threads is not None):
+        given = f"--search and --engine {engine} --precision {precision}"
+        raise OfframpError("points for an engine", given, "search first, then run `offramp calibrate` without --search")
+    how = EngineOptions(precision, threads, graph_folder(run)) if named else None
     if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise OfframpError("a seed", f"--seed {seed}", f"give 0 to {LARGEST_SEED}")
     if search and (risk is not None or seconds is not None):
@@ -113,7 +125,9 @@ def calibrate(
         plan = SearchPlan(iterations, mutations, crossovers, seed)
         wanted = SearchRequest(plan, search_rows, resume)
         return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force, closed)
-    return calibrate_run(str(run), rows, str(data), risk, confidence, timed, loss_confidence, force, closed)
+    return calibrate_run(
+        str(run), rows, str(data), risk, confidence, timed, loss_confidence, force, closed, engine, how
+    )
 
 
 def calibrate_run(
@@ -126,11 +140,18 @@ def calibrate_run(
     loss_confidence: float = CONFIDENCE,
     force: bool = False,
     closed_exits: frozenset[int] = frozenset(),
+    engine: str = engines.AUTO,
+    how: EngineOptions | None = None,
 ) -> OperatingPoints:
-    """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped."""
+    """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped.
+
+    With `how` the points are found on the engine and in its precision, else on torch in fp32.
+    """
     if not force:
         check_enough_to_replace(Path(run), len(rows), source)
-    predictor = Predictor(folders.load_run(run))  # its old points may be another model's
+    model = folders.load_run(run)  # without its old points, which may be another model's
+    predictor = Predictor(model, None, "torch") if how is None else Predictor(model, None, engine, how)
+    place = CalibrationEngine(predictor.engine_name, predictor.how.precision, predictor.engine)
     predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
@@ -147,7 +168,7 @@ def calibrate_run(
     data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
     name = "/".join(Path(source).parts[-2:])
     points = find_operating_points(
-        network, method, data, name, rows_fingerprint, searched, loss_confidence, closed_exits
+        network, method, data, name, rows_fingerprint, searched, loss_confidence, closed_exits, place
     )
     points = distrust_training_rows(points, run, recipe, predictor.task, rows)
     if searched:
@@ -155,7 +176,7 @@ def calibrate_run(
     for warning in points.warnings:
         warnings.warn(warning, stacklevel=2)
     if risk is not None:
-        context = CalibrationContext(network, method, data, searched=searched, closed_exits=closed_exits)
+        context = CalibrationContext(network, method, data, searched=searched, closed_exits=closed_exits, engine=place)
         proven = prove_risk(context, context.record() if method.replays else None, risk, confidence)
         if proven.settings == asdict(method.settings()):
             full = f"no cheaper setting could be shown to stay within a risk of {risk}: using the full model"
