@@ -95,6 +95,7 @@ struct PyHead {
   std::shared_ptr<Head> head = std::make_shared<Head>();
   std::vector<nb::object> kept_alive;
   std::size_t table_columns = 0;
+  bool has_bf16 = false;  // some matrix needs kernels that not every instruction set has
   std::size_t checked_hidden = 0, checked_vocabulary = 0;  // 0: not used yet
 
   // A head that ran does not change any more: another thread may be running it.
@@ -105,13 +106,17 @@ struct PyHead {
     expect_unused();
     (to_tokens ? head->token_steps : head->row_steps).push_back(std::move(step));
   }
-  void add_linear(bool tokens, const Floats& weight, const std::optional<Floats>& bias, const std::string& activation) {
+  void add_linear(bool tokens, const Floats& weight, const std::optional<Floats>& bias, const std::string& activation,
+                  const std::string& precision) {
     expect_matrix(weight, "the weight of a head");
     if (bias) expect_shape(*bias, {weight.shape(0)}, "the bias of a head");
     const Activation parsed = parse_activation(activation);
-    HeadStep step = linear_step(weight.data(), bias ? bias->data() : nullptr, weight.shape(0), weight.shape(1));
+    HeadStep step = linear_step(parse_precision(precision), weight.data(), bias ? bias->data() : nullptr,
+                                weight.shape(0), weight.shape(1));
     step.activation = parsed;
+    const bool bf16 = step.linear != nullptr && step.linear->precision() == Precision::bf16;
     add(tokens, std::move(step));
+    has_bf16 = has_bf16 || bf16;
   }
   void add_norm(bool tokens, const Floats& weight, const Floats& bias, float epsilon) {
     if (weight.ndim() != 1) throw std::invalid_argument("the weight of a norm must be a vector");
@@ -346,7 +351,7 @@ class PyEncoder {
     if (head.has_value() != logits.has_value()) throw std::invalid_argument("a head and its logits are given together");
     PyHead* const own = head ? *head : nullptr;
     if (own != nullptr) {
-      own->check(hidden, encoder_->embeddings().word_count);
+      check_head(*own);
       expect_shape(*logits, {rows, own->head->outputs()}, "logits");
     }
     if (rows == 0) return;
@@ -459,7 +464,7 @@ class PyEncoder {
     const Rule& rule = given.rule;
     Input input;
     input.starts = make_starts(lengths, 1);
-    const std::size_t rows = input.starts.size() - 1, hidden = encoder_->hidden();
+    const std::size_t rows = input.starts.size() - 1;
     const Tokens token = checked_tokens(ids, types, positions, input.starts.back());
     expect_types(token, input.starts.back());
     if (heads.size() != depth() + 1) throw std::invalid_argument("one head (or None) is needed for each layer, and exit 0");
@@ -467,7 +472,7 @@ class PyEncoder {
     std::vector<std::shared_ptr<const Head>> own(depth() + 1);
     const auto use = [&](std::size_t layer) {
       if (heads[layer] == nullptr) throw std::invalid_argument("layer " + std::to_string(layer) + " has no head");
-      heads[layer]->check(hidden, encoder_->embeddings().word_count);
+      check_head(*heads[layer]);
       own[layer] = heads[layer]->head;
     };
     use(depth());
@@ -481,7 +486,7 @@ class PyEncoder {
     for (std::size_t number = 0; number < rule.exits.size(); ++number) consults = consults || rule.consults(number);
     if (rule.measure == Measure::exit_unit && consults) {
       if (exit_unit == nullptr) throw std::invalid_argument("this rule needs an exit unit");
-      exit_unit->check(hidden, encoder_->embeddings().word_count);
+      check_head(*exit_unit);
       if (exit_unit->head->outputs() != 1) throw std::invalid_argument("an exit unit has one output");
     }
     RowSettings settings;
@@ -521,8 +526,13 @@ class PyEncoder {
   void keep(const Array& array) {
     kept_alive_.push_back(nb::cast(array));
   }
-  void check_precision(const Linear& linear) const {
-    if (linear.precision() == Precision::bf16 && set_.kernels().product_bf16 == nullptr)
+  void check_precision(const Linear& linear) const { expect_kernels(linear.precision() == Precision::bf16); }
+  void check_head(PyHead& head) const {
+    head.check(encoder_->hidden(), encoder_->embeddings().word_count);
+    expect_kernels(head.has_bf16);
+  }
+  void expect_kernels(bool bf16) const {
+    if (bf16 && set_.kernels().product_bf16 == nullptr)
       throw std::invalid_argument(std::string("the instruction set ") + set_.name + " has no bf16 products");
   }
   void check_layer(std::size_t layer) const {
@@ -588,7 +598,7 @@ NB_MODULE(_native, m) {
   nb::class_<PyHead>(m, "Head", "An exit head: steps on tokens, pooling, steps on rows, and tables of words.")
       .def(nb::init<>())
       .def("add_linear", &PyHead::add_linear, nb::arg("tokens"), nb::arg("weight"), nb::arg("bias").none(),
-           nb::arg("activation") = "")
+           nb::arg("activation") = "", nb::arg("precision") = "fp32")
       .def("add_norm", &PyHead::add_norm, nb::arg("tokens"), nb::arg("weight"), nb::arg("bias"), nb::arg("epsilon"))
       .def("add_activation", &PyHead::add_activation, nb::arg("tokens"), nb::arg("activation"))
       .def("add_attention", &PyHead::add_attention, nb::arg("heads"))

@@ -45,6 +45,10 @@ void Encoder::embed(Context& context, const std::int64_t* ids, const std::int64_
   float* const sums = projects ? context.work.other_states.at_least(tokens * width_stride) : states;
   for_row_chunks(context.team, tokens, e.width, [&](std::size_t token) {
     float* const sum = sums + token * width_stride;
+    if (token + 2 < tokens) {  // rows of the table lie anywhere in memory: fetched two tokens ahead
+      const float* const later = e.words + ids[token + 2] * e.width;
+      for (std::size_t i = 0; i < e.width; i += 16) __builtin_prefetch(later + i, 0, 3);
+    }
     std::memcpy(sum, e.words + ids[token] * e.width, e.width * sizeof(float));
     if (e.types != nullptr) context.kernels.add_to(sum, e.types + types[token] * e.width, e.width);
     context.kernels.add_to(sum, e.positions + (positions[token] + e.first_position) * e.width, e.width);

@@ -132,7 +132,8 @@ void add_bag_of_words(const BagOfWords& bag, const std::int64_t* ids, const std:
 
 }  // namespace
 
-HeadStep linear_step(const float* weights, const float* bias, std::size_t outputs, std::size_t inputs) {
+HeadStep linear_step(Precision precision, const float* weights, const float* bias, std::size_t outputs,
+                     std::size_t inputs) {
   HeadStep step;
   step.kind = HeadStep::Kind::linear;
   step.inputs = inputs;
@@ -142,9 +143,9 @@ HeadStep linear_step(const float* weights, const float* bias, std::size_t output
     step.few_bias.assign(outputs, 0.0f);
     if (bias != nullptr) std::copy(bias, bias + outputs, step.few_bias.begin());
   } else {
-    step.packed.resize(Linear::packed_size(Precision::f32, outputs, inputs));
-    Linear::pack(Precision::f32, weights, outputs, inputs, step.packed.data());
-    step.linear = std::make_shared<Linear>(Precision::f32, outputs, inputs, step.packed.data(), bias);
+    std::uint8_t* const packed = step.packed.at_least(Linear::packed_size(precision, outputs, inputs));
+    Linear::pack(precision, weights, outputs, inputs, packed);
+    step.linear = std::make_shared<Linear>(precision, outputs, inputs, packed, bias);
   }
   return step;
 }

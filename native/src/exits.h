@@ -15,7 +15,7 @@ enum class Pool { first, mean, max };
 struct HeadStep {
   enum class Kind { linear, norm, activation, attention } kind;
   std::shared_ptr<const Linear> linear;
-  std::vector<std::uint8_t> packed;    // weights of `linear`
+  Buffer<std::uint8_t> packed;            // weights of `linear`
   std::vector<float> few_rows, few_bias;  // of a matrix with few outputs: [outputs, inputs], multiplied by dot products
   std::size_t inputs = 0, outputs = 0;
   Norm norm;
@@ -47,7 +47,9 @@ class Head {
   std::size_t outputs_ = 0;
 };
 
-HeadStep linear_step(const float* weights, const float* bias, std::size_t outputs, std::size_t inputs);
+// A matrix with few outputs is kept in fp32, whatever the precision.
+HeadStep linear_step(Precision precision, const float* weights, const float* bias, std::size_t outputs,
+                     std::size_t inputs);
 
 // Rows on their way through the model.
 struct Batch {

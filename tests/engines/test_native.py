@@ -27,7 +27,8 @@ from offramp.engines.native import import_native, unserved_reason
 from offramp.engines.native.engine import NativeEngine
 from offramp.engines.native.library import INSTRUCTION_SET
 from offramp.errors import OfframpError
-from offramp.inference.batching import run_packed, run_rows
+from offramp.inference import batching
+from offramp.inference.batching import run_encoded, run_packed, run_rows
 from offramp.nn.network import Network
 from offramp.tasks.multi_label import MultiLabelTask
 from tests import factories
@@ -370,6 +371,21 @@ def test_rows_as_arrays_equal_packed_rows_and_their_counted_costs(method: str, o
         assert fast.macs.tolist() == pytest.approx(cost.macs(list(stepped.trace), net, len(batch)).tolist())
         for name in ("exit_layer", "macs", "tokens_kept", "tokens_by_layer"):
             assert (getattr(fast, name) == getattr(slow, name)).all(), name
+
+
+def test_costs_of_many_batches_are_computed_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, chosen = network_of("deebert"), methods.get("deebert")
+    policy, engine = chosen.policy(net, chosen.settings(threshold=1.05)), native(net)
+    rows = [Encoded(ids, [0] * len(ids), n, [], [], 0) for n, ids in enumerate(factories.token_ids(list(LENGTHS), 3))]
+    alone = [run_encoded(net, engine, policy, [row]) for row in rows]
+    monkeypatch.setattr(batching, "rule_macs", None)  # calling it would fail
+    together = run_encoded(net, engine, policy, rows, batch_size=1)
+    assert together.finite and together.exit_layer.tolist() == [float(one.exit_layer[0]) for one in alone]
+    monkeypatch.undo()
+    assert together.macs.tolist() == [float(one.macs[0]) for one in alone]
+    assert together.tokens_kept.tolist() == [float(one.tokens_kept[0]) for one in alone]
+    fed = together.tokens_by_layer
+    assert fed is not None and fed.tolist() == sum(one.tokens_by_layer for one in alone).tolist()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["deebert", "fastbert", "shallow_deep", "pabee"])

@@ -57,6 +57,18 @@ def test_wrong_arguments_of_layers_are_refused(case: str) -> None:
         engine.native.run_layers(**layers(**WRONG_LAYERS[case]))
 
 
+def test_a_head_in_bf16_is_refused_without_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = import_native().Head()
+    head.add_linear(True, np.ones((32, 32), np.float32), None, "", "bf16")
+    head.set_pools(["first"])
+    given = layers(head=head, logits=np.empty((1, 32), np.float32))
+    if "avx512_bf16" in import_native().instruction_sets():
+        native(plain_network()).native.run_layers(**given)  # the head is now known to fit the model
+    monkeypatch.setenv("OFFRAMP_NATIVE_ISA", "portable")
+    with pytest.raises(ValueError, match="bf16"):
+        native(plain_network()).native.run_layers(**given)
+
+
 READ_ONLY = np.zeros((3, 32), np.float32)
 READ_ONLY.flags.writeable = False
 

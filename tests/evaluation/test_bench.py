@@ -22,7 +22,7 @@ from offramp.evaluation.peers import BenchModel
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from offramp.nn.outputs import RunOutput
-from tests.factories import labelled_rows, run_folder
+from tests.factories import labelled_rows, make_task, run_folder
 
 FIELDS = {"engine", "precision", "batch_size", "budget", "rows_per_second", "p50_ms", "p95_ms", "peak_mb", "metrics",
           "mac_share", "realised_over_promised"}  # fmt: skip
@@ -108,7 +108,7 @@ def test_realised_over_promised_is_speed_up_times_share() -> None:
         own["tight"]: measurement(0.25, [1.0, 1.0, 1.0], [9.0, 2.0, 1.5]),
         peer: measurement(None, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]),
     }
-    full, tight, same, other = bench_entries(found, LABELS, 6, (1, "given"))
+    full, tight, same, other = bench_entries(found, LABELS, 6, (1, "given"), make_task())
     assert (full["rows_per_second"], full["realised_over_promised"], full["speed_up"]) == (0.667, 1.0, 1.0)
     assert (tight["speed_up"], tight["realised_over_promised"]) == (3.0, 0.75)
     assert tight["realised_over_promised_best"] == pytest.approx(9 / 2.5 * 0.25)
@@ -116,6 +116,20 @@ def test_realised_over_promised_is_speed_up_times_share() -> None:
     assert (tight["p50_ms"], tight["p95_ms"], tight["peak_mb"]) == (1500.0, 1950.0, 12.3)
     assert other["realised_over_promised"] is None and other["budget"] is None and other["mac_share"] == 1.0
     assert tight["over_fastest_peer"] == 2.0 and full["over_fastest_peer"] == pytest.approx(2 / 3, abs=1e-3)
+
+
+def test_the_fastest_static_runtime_may_have_any_precision_but_loses_little() -> None:
+    own = Contender("native", "int8", None, "tight")
+    peers = {
+        Contender("a", "fp32", "a"): replace(measurement(None, [8.0]), metrics={"accuracy": 0.9}),
+        Contender("b", "int8", "b"): replace(measurement(None, [4.0]), metrics={"accuracy": 0.89}),
+        Contender("c", "int8", "c"): replace(measurement(None, [2.0]), metrics={"accuracy": 0.88}),
+    }
+    entries = bench_entries({own: measurement(0.5, [1.0]), **peers}, LABELS[:2], 6, (1, "given"), make_task())
+    assert (entries[0]["over_fastest_static"], entries[0]["fastest_static"]) == (4.0, "b int8")
+    assert entries[0]["over_fastest_peer"] == 2.0
+    alone = bench_entries({own: measurement(0.5, [1.0])}, LABELS[:2], 6, (1, "given"), make_task())
+    assert alone[0]["over_fastest_static"] is None and alone[0]["fastest_static"] is None
 
 
 def fixed_contenders(
@@ -145,7 +159,7 @@ def test_disagreement_of_low_precision_with_fp32(trained: Path) -> None:
     found = benches.measure_group(*fixed_contenders(trained, outputs), (4, "given"), plan, SilentWatcher())
     disagreement = [one.disagrees for one in found.values()]
     assert disagreement == [{"answers": 0.25, "exits": 0.5}, None, None, None, {"answers": 0.5, "exits": None}]
-    entries = bench_entries(found, LABELS[:2], 4, (4, "given"))
+    entries = bench_entries(found, LABELS[:2], 4, (4, "given"), make_task())
     assert [entry["disagrees_with_fp32"] for entry in entries] == disagreement
     wide, usual = (bench_table(part, "accuracy", "") for part in (entries, entries[1:4]))
     assert len(wide.columns) == len(usual.columns) + 2  # shown only if a contender has them

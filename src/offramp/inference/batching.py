@@ -89,18 +89,37 @@ def run_encoded(
         output = run_rows(network, engine, policy, encoded)
         report_progress(len(encoded), len(encoded))
         return output
-    logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(encoded)
-    exit_layer, macs, tokens_kept = (np.zeros(len(encoded)) for _ in range(3))
-    done, fed = 0, np.zeros(network.depth)
+    parts: list[tuple[list[int], RunOutput]] = []
+    done = 0
     for index in batches_by_length([len(e.ids) for e in encoded], batch_size, expected_share):
-        output = run_rows(network, engine, policy, [encoded[i] for i in index])
-        for i, row_logits in zip(index, output.logits, strict=True):
-            logits[i] = row_logits
-        exit_layer[index], macs[index], tokens_kept[index] = output.exit_layer, output.macs, output.tokens_kept
-        fed += 0.0 if output.tokens_by_layer is None else output.tokens_by_layer
+        parts.append((index, run_rows(network, engine, policy, [encoded[i] for i in index])))
         done += len(index)
         report_progress(done, len(encoded))
-    return RunOutput(logits, exit_layer, macs, tokens_kept, fed)
+    return _in_order(parts, len(encoded), network.depth)
+
+
+def _in_order(parts: Sequence[tuple[list[int], RunOutput]], count: int, depth: int) -> RunOutput:
+    """Return the outputs of batches, given with the numbers of their rows, as one; costs are joined when read."""
+
+    def column(read: Callable[[RunOutput], Array]) -> Array:
+        values = np.zeros(count)
+        for index, output in parts:
+            values[index] = read(output)
+        return values
+
+    logits: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * count
+    for index, output in parts:
+        for i, row_logits in zip(index, output.logits, strict=True):
+            logits[i] = row_logits
+    fed = [output for _, output in parts]
+    return RunOutput(
+        logits,
+        column(lambda output: output.exit_layer),
+        lambda: column(lambda output: output.macs),
+        lambda: column(lambda output: output.tokens_kept),
+        lambda: sum((one.tokens_by_layer for one in fed if one.tokens_by_layer is not None), np.zeros(depth)),
+        finite=all(output.finite for _, output in parts),
+    )
 
 
 def fits_one_batch(encoded: Sequence[Encoded], batch_size: int, expected_share: Callable[[int], float] | None) -> bool:

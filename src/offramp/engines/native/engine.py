@@ -1,4 +1,4 @@
-"""The C++ engine: BERT-like encoders in fp32, bf16 or int8; embeddings, exits, norms and softmax are always fp32.
+"""The C++ engine: BERT-like encoders in fp32, bf16 or int8; embeddings, pooled features, norms and softmax are fp32.
 
 A row's numbers do not depend on its batch at all, bit by bit, in every precision: every sum has one fixed order, and
 int8 activations have a scale per token. Where a policy is a rule over exits, a batch goes in as token ids and comes out
@@ -147,7 +147,7 @@ class NativeEngine(Engine):
             return exit_heads
         found = self._heads.get(id(exit_heads))  # kept with what it was built from, so the number stays its own
         if found is None:
-            found = NativeExitHeads(self.native, exit_heads)
+            found = NativeExitHeads(self.native, exit_heads, self.precision)
             if found.described:  # others have nothing to keep, and may be new ones with every batch
                 with self._lock:
                     kept = list(self._heads.items())[1 - MOST_MODELS :]

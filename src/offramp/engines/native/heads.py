@@ -29,8 +29,8 @@ from offramp.engines.native.weights import as_floats
 class NativeExitHeads:
     """The exits of a model as the engine computes them."""
 
-    def __init__(self, encoder: Any, exit_heads: ExitHeads) -> None:
-        self.encoder, self.exit_heads = encoder, exit_heads
+    def __init__(self, encoder: Any, exit_heads: ExitHeads, precision: str) -> None:
+        self.encoder, self.exit_heads, self.precision = encoder, exit_heads, precision
         self.per_token = exit_heads.per_token
         described = isinstance(exit_heads, DescribedExitHeads) and not self.per_token
         self._described: DescribedExitHeads | None = exit_heads if described else None  # type: ignore[assignment]
@@ -82,7 +82,7 @@ class NativeExitHeads:
                 if name not in self._built:
                     spec = describe()
                     self._outputs[name] = 0 if spec is None else _outputs(spec)
-                    self._built[name] = None if spec is None else build_head(spec)
+                    self._built[name] = None if spec is None else build_head(spec, self.precision)
         return self._built[name]
 
     def _run(self, head: Any, outputs: int, packed: Packed) -> Tensor:
@@ -103,14 +103,17 @@ class NativeExitHeads:
         return logits
 
 
-def build_head(spec: HeadSpec) -> Any:
-    """Return a head of the compiled package with copies of the parameters, tables by reference."""
+def build_head(spec: HeadSpec, precision: str) -> Any:
+    """Return a head of the compiled package with copies of the parameters, tables by reference.
+
+    Matrices that every token goes through have the precision of the layers, all others are fp32.
+    """
     head = import_native().Head()
     for step in spec.token_steps:
-        _add(head, step, True)
+        _add(head, step, True, precision)
     head.set_pools(list(spec.pooling))
     for step in spec.row_steps:
-        _add(head, step, False)
+        _add(head, step, False, "fp32")
     tables = spec.word_tables
     if tables is not None:
         bias = None if tables.bias is None else as_floats(tables.bias)
@@ -119,10 +122,10 @@ def build_head(spec: HeadSpec) -> Any:
     return head
 
 
-def _add(head: Any, step: Step, tokens: bool) -> None:
+def _add(head: Any, step: Step, tokens: bool, precision: str) -> None:
     if isinstance(step, LinearStep):
         bias = None if step.linear.bias is None else as_floats(step.linear.bias)
-        head.add_linear(tokens, as_floats(step.linear.weight), bias, step.activation or "")
+        head.add_linear(tokens, as_floats(step.linear.weight), bias, step.activation or "", precision)
     elif isinstance(step, NormStep):
         head.add_norm(tokens, as_floats(step.norm.weight), as_floats(step.norm.bias), step.norm.eps)
     elif isinstance(step, ActivationStep):
