@@ -92,6 +92,13 @@ def test_max_loss_is_chosen_by_the_bound_and_not_by_the_estimate() -> None:
         assert points.choose(Budget.share(0.4)).mac_share == 0.2, "a budget keeps its meaning"
 
 
+def test_a_share_is_chosen_by_the_bound_and_without_bounds_by_the_score() -> None:
+    triples = (0.2, 0.905, 0.012), (0.4, 0.896, 0.004), (0.5, 0.899, 0.004), (0.6, 0.899, 0.004), (1.0, 0.9, 0.0)
+    assert bounded(2000, *triples).choose(Budget.share(0.7)).mac_share == 0.5, "the first has the luckiest score"
+    unbounded = [(share, score, None) for share, score, _ in triples]
+    assert bounded(None, *unbounded).choose(Budget.share(0.7)).mac_share == 0.2
+
+
 def test_too_few_rows_use_the_estimate_and_name_the_rows_that_are_needed() -> None:
     points = bounded(500, (0.2, 0.899, 0.0062), (1.0, 0.9, 0.0))
     with pytest.warns(UserWarning, match=r"estimate and not proven: 500 .* 6\d\d are needed"):

@@ -108,7 +108,7 @@ def predict_latencies(
 def choose_in_time(
     predicted: Sequence[PredictedLatency], points: OperatingPoints, request: LatencyRequest, slowdown: float = 1.0
 ) -> PredictedLatency:
-    """Return the most accurate point in time; `slowdown` is how much slower the machine proved than predicted."""
+    """Return the point in time that loses least; `slowdown` is how much slower the machine proved than predicted."""
 
     def percentile(latency: PredictedLatency) -> float:
         return slowdown * float(np.percentile(latency.ms, request.percentile))
@@ -121,10 +121,7 @@ def choose_in_time(
             f"a model whose fastest point takes {fastest:.3g}ms here, on {request.engine} {request.precision}",
             f"give {_rounded_up(fastest):g}ms or more, another --engine, or train with a smaller --max-length",
         )
-    best = fitting[0]
-    for latency in fitting[1:]:
-        best = latency if points.better(latency.point.score, best.point.score) else best
-    return best
+    return min(fitting, key=lambda latency: points.order_of_loss(latency.point))
 
 
 def _rounded_up(ms: float) -> float:

@@ -1,10 +1,11 @@
 """Operating points: settings with their cost and score, from which a budget chooses.
 
-A share of the full model's MACs chooses the most accurate point that costs at most so much, else the cheapest; a share
-of 1 is the full setting. A loss chooses the cheapest point whose loss of the metric is at most so much by an upper
-confidence bound; the default is a loss of 0.005. Where the calibration rows are too few for that, the estimated loss
-decides, and a warning says so; a smaller loss never gives a cheaper point. Points that were calibrated without bounds
-are chosen by the estimate. A risk, a disagreement and a latency choose among settings that were calibrated for them.
+A share of the full model's MACs chooses, of the points that cost at most so much, the one that loses least by an upper
+confidence bound (if none fits, the cheapest); a share of 1 is the full setting. A loss chooses the cheapest point
+whose loss of the metric is at most so much by the same bound; the default is a loss of 0.005. Where the calibration
+rows are too few for that, the estimated loss decides, and a warning says so; a smaller loss never gives a cheaper
+point. Points that were calibrated without bounds are chosen by the estimate. A risk, a disagreement and a latency
+choose among settings that were calibrated for them.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class OperatingPoints:
         return known[0] if known else OperatingPoint(found.settings, found.mac_share, 1.0, 0.0)
 
     def _within_share(self, share: float) -> OperatingPoint:
-        """Return the most accurate point that costs at most this share; the cheapest, with a warning, if none does."""
+        """Return the point that loses least at this share or less; the cheapest, with a warning, if none fits."""
         if share >= 1.0:
             return self.full_point
         fitting = [point for point in self.points if point.mac_share <= share]
@@ -248,10 +249,16 @@ class OperatingPoints:
             cost = f"{cheapest.mac_share:.3f} of the full compute, expected {self.metric} {cheapest.score:.4f}"
             warnings.warn(f"no point within budget {share}: using the cheapest useful one, {cost}", stacklevel=3)
             return cheapest
-        best = fitting[0]
-        for point in fitting[1:]:
-            best = point if self.better(point.score, best.score) else best
-        return best
+        return min(fitting, key=self.order_of_loss)
+
+    def order_of_loss(self, point: OperatingPoint) -> tuple[float, float]:
+        """Return what orders points by what they lose: the bound, where there are bounds, then the score.
+
+        Of many settings the one with the best score is often a lucky one; a bound allows for the rows that change.
+        """
+        score = -point.score if self.higher_is_better else point.score
+        bounded = self.bounds is not None and all(other.loss_upper is not None for other in self.points)
+        return (point.loss_upper or 0.0 if bounded else 0.0), score
 
     def guarantee_for(self, risk: float, engine: str, precision: str) -> RiskGuarantee:
         """Return the cheapest setting that was proven to stay within a risk on this engine and precision."""
