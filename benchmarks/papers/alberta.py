@@ -262,7 +262,7 @@ def fine_tuning_cells(study: Study) -> list[Cell]:
     """Return, for every set: gated and plain on the pretrained backbone, and the untrained one with gates."""
 
     def gated(one: Fine, name: str, **start: Any) -> dict[str, Any]:
-        run = fine_tuned_run(study, one, name, method="alberta", **start)
+        run = fine_tuned_run(study, one, name, method="alberta", options={"mixed": False}, **start)
         full, adaptive = evaluated(study, one, run, budget=1.0), evaluated(study, one, run, max_loss=0.01)
         return {"full": full, "adaptive": adaptive}
 

@@ -55,7 +55,7 @@ def test_the_default_prefix_is_the_first_hidden_group() -> None:
 
 def test_run_time_gates_are_those_of_training() -> None:
     net, data = network_and_rows()
-    (stage,) = methods.get("alberta").stages(net, ALBERTaOptions(cut=False, explore=0.0, head="own"))
+    *_, stage = methods.get("alberta").stages(net, ALBERTaOptions(cut=False, explore=0.0, head="own"))
     with torch.no_grad():
         packed = pack_rows(net.task, data.encoded)
         soft = forward_all_layers(net.encoder, packed, stage.hooks)  # type: ignore[attr-defined]  # a JointStage
@@ -70,7 +70,7 @@ def test_run_time_gates_are_those_of_training() -> None:
 
 def test_gradients_reach_the_predictor_through_the_gates() -> None:
     net, data = network_and_rows()
-    (stage,) = methods.get("alberta").stages(net, ALBERTaOptions(cut=False, explore=0.0, head="own"))
+    *_, stage = methods.get("alberta").stages(net, ALBERTaOptions(cut=False, explore=0.0, head="own"))
     stage.step(factories.batch(net, data, seed=0), lambda loss: loss.backward())
     for name, parameter in predictor(net).named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-7, name
@@ -79,7 +79,7 @@ def test_gradients_reach_the_predictor_through_the_gates() -> None:
 def test_cut_rows_are_copied_and_still_train_the_predictor() -> None:
     net, data = network_and_rows(cut=True)
     options = ALBERTaOptions(start=0.0, cut=True)
-    (stage,) = methods.get("alberta").stages(net, options)
+    *_, stage = methods.get("alberta").stages(net, options)
     torch.manual_seed(0)
     soft = forward_all_layers(net.encoder, pack_rows(net.task, data.encoded), stage.hooks)  # type: ignore[attr-defined]  # a JointStage
     executed, tokens = soft.packed.rows["executed"], soft.packed.row_of_token
@@ -97,7 +97,7 @@ def test_penalty_makes_rows_end_earlier(head: Any) -> None:
     options = ALBERTaOptions(start=2.0, cut=True, penalty=5.0, head=head)
     net, data = network_and_rows(start=2.0, cut=True, head=head)
     before = run_rows(net, data, ALBERTaSettings(0.5)).exit_layer.mean()
-    (stage,) = methods.get("alberta").stages(net, options)
+    *_, stage = methods.get("alberta").stages(net, options)
     batch = factories.batch(net, data, seed=0)
     optimiser = torch.optim.Adam([p for _, p in stage.trainable()], lr=2e-3)
     stage.set_progress(1.0)

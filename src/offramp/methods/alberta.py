@@ -18,9 +18,10 @@ Modifications (ours, not the paper's):
 - `penalty` on the expected share of layers, which grows linearly during training;
 - `cut` also cuts rows in training at depths drawn from their own distribution, and a share of them (`explore`) at any
   depth, so that short stacks are trained as they run;
-- `head` gives each earlier depth an exit head of its own, where the model's head reads one token.
+- `head` gives each earlier depth an exit head of its own, where the model's head reads one token;
+- `mixed` fine-tunes the model before it is trained through gates.
 
-The last three are on by default: without them short stacks of a pretrained model answer by chance. `--recipe
+The last four are on by default: without them short stacks of a pretrained model answer by chance. `--recipe
 alberta/published` turns them off; then, as in the paper, only γ asks for fewer layers.
 
 The poster trains the predictor with the backbone from the first step of masked-language pretraining on: `offramp train
@@ -57,7 +58,7 @@ from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.forward import ForwardHooks, LayerStates
 from offramp.training.losses import exit_loss
-from offramp.training.objectives import JointStage
+from offramp.training.objectives import JointStage, after_fine_tuning
 from offramp.training.stage import Stage
 
 FIRST_GROUP = -1
@@ -93,6 +94,7 @@ class ALBERTaOptions:
     cut: bool = True  # cut rows in training at depths drawn from their distribution
     explore: float = 0.5  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
     head: Literal["own", "first", "mean", "meanmax"] = "meanmax"  # the head of rows that end early (not of words)
+    mixed: bool = True  # fine-tune the backbone alone first
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -255,7 +257,7 @@ class ALBERTa(Method):
         return ALBERTaPolicy(network, settings)
 
     def stages(self, network: Network, options: ALBERTaOptions) -> list[Stage]:
-        """Return one stage: the task's loss through soft gates."""
+        """Return the stage of the task's loss through soft gates, by option after plain fine-tuning."""
         prefix = prefix_length(network, options)
 
         def gate(layer: int, states: LayerStates) -> Tensor | None:
@@ -286,4 +288,4 @@ class ALBERTa(Method):
             hooks=ForwardHooks(gate=gate),
             penalty=options.penalty,
         )
-        return [stage]
+        return after_fine_tuning(options.mixed, stage)

@@ -123,4 +123,4 @@ class BERxiT(DepthMethod):
         stage = AlternatingStage(
             network, "alternating", options.head_lr, objective=self.objective(options), hooks=joint_hooks(options)
         )
-        return after_fine_tuning(options, stage)
+        return after_fine_tuning(options.mixed, stage)

@@ -95,4 +95,4 @@ class ShallowDeep(DepthMethod):
             objective=lambda *inputs: scheduled_exit_loss(stage.progress, *inputs),
             hooks=joint_hooks(options),
         )
-        return after_fine_tuning(options, stage)
+        return after_fine_tuning(options.mixed, stage)

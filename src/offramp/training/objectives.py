@@ -89,7 +89,9 @@ class JointStage(Stage):
 def joint_stages(network: Network, options: WeightedOptions) -> list[Stage]:
     """Return the joint stage of the weighted sum, after fine-tuning the backbone alone if `options.mixed`."""
     objective, hooks = weighted_objective(options), joint_hooks(options)
-    return after_fine_tuning(options, JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks))
+    return after_fine_tuning(
+        options.mixed, JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks)
+    )
 
 
 def joint_hooks(options: JointOptions) -> ForwardHooks:
@@ -97,9 +99,9 @@ def joint_hooks(options: JointOptions) -> ForwardHooks:
     return ForwardHooks(equilibrium=options.equilibrium)
 
 
-def after_fine_tuning(options: JointOptions, stage: Stage) -> list[Stage]:
-    """Return a joint stage, with a stage before it that fine-tunes the backbone alone if `options.mixed`."""
-    first = [Stage(stage.network, "fine-tune", options.head_lr, fine_tuning=True)] if options.mixed else []
+def after_fine_tuning(mixed: bool, stage: Stage) -> list[Stage]:
+    """Return a stage, if `mixed` with a stage before it that fine-tunes the backbone alone."""
+    first = [Stage(stage.network, "fine-tune", stage.head_lr, fine_tuning=True)] if mixed else []
     return [*first, stage]
 
 
