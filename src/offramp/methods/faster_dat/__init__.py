@@ -21,8 +21,9 @@ Modifications (ours, not the paper's):
   information by accident and, like unseen words, go through all layers (published: every word is in the table). The
   recipe `faster_dat/published` has the published choices;
 - the model is fine-tuned before it is trained at planned depths (`mixed`), and its logits are a second target there
-  (`distillation`); in a share of the batches a drawn number limits all depths (`lowered`), so that a smaller `cap` at
-  run time is a trained one. The published recipe has none of the three;
+  (`distillation`); the published recipe has neither;
+- `lowered` (0 by default) is a share of training batches in which a drawn number limits all depths, so that a smaller
+  `cap` at run time is a trained one;
 - tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
 - `deep=telling` inverts the table of `mi`: the most informative words go deepest;
 - with `bins=width`, `least` is the smallest information that is distinguished: words with almost no information, by

@@ -47,7 +47,7 @@ class FasterDATOptions:
     pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
     mixed: bool = True  # fine-tune the backbone alone first
     distillation: float = 1.0  # with `mixed`: weight of the loss against that model's logits
-    lowered: float = 0.5  # share of training batches in which a drawn number limits all depths
+    lowered: float = 0.0  # share of training batches in which a drawn number limits all depths
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
