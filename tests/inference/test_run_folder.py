@@ -220,3 +220,8 @@ def test_check_backbone_refuses_unknown_families(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(OfframpError):
             folders.check_backbone(str(tmp_path))
+
+
+def test_everyone_who_may_read_the_description_may_read_the_weights(trained: Path) -> None:
+    modes = {path.name: path.stat().st_mode for path in trained.iterdir()}
+    assert {modes["model.safetensors"], modes["offramp.safetensors"]} == {modes["offramp.json"]}

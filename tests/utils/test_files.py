@@ -181,6 +181,17 @@ def test_check_not_input_refuses_an_input_under_any_name(tmp_path: Path, monkeyp
         check_not_input(free, "rows.jsonl", "-", "nowhere.jsonl")
 
 
+def test_check_not_input_refuses_to_replace_a_file_of_a_folder_that_is_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "points.json").write_text("{}")
+    (tmp_path / "link").symlink_to(run)
+    for output in (run / "points.json", tmp_path / "link" / "points.json"):
+        with pytest.raises(OfframpError, match=r"points\.json, a file of"):
+            check_not_input(output, "rows.jsonl", run)
+    check_not_input(run / "new.json", run)
+
+
 def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_cache_folder() == tmp_path / "offramp"

@@ -197,7 +197,7 @@ class OperatingPoints:
         never gives a cheaper point.
         """
         if not self.trusted:
-            return self.full_point, f"max_loss={loss:g} is answered with the full model: {' '.join(self.warnings)}"
+            return self.full_point, f"max_loss={loss:g} is answered with the full model: {'; '.join(self.warnings)}"
         if self.bounds is None:
             return self._estimated_within(loss), ""
         decisive = min(self.bounds.smallest_loss, *map(_upper, self.points[:-1]), math.inf)

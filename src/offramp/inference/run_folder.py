@@ -212,6 +212,8 @@ def save_added(folder: Path, model: LoadedRun) -> None:
     added = {name: t.detach().contiguous().cpu() for name, t in model.network.added.state_dict().items()}
     save_file(added, folder / "offramp.safetensors", metadata={"format": "pt"})
     write_json(folder / "offramp.json", run_description(model))
+    for path in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
+        path.chmod((folder / "offramp.json").stat().st_mode)
 
 
 def run_description(model: LoadedRun) -> dict[str, Any]:

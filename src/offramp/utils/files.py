@@ -60,20 +60,24 @@ def is_stream(path: Path) -> bool:
 
 
 def check_not_input(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Raise an error if writing `output` would destroy one of the files that are read."""
+    """Raise an error if writing `output` would destroy one of the files that are read, or a file in such a folder."""
     if output is None or str(output) == STANDARD_OUTPUT or is_stream(Path(output)):
         return
     for source in inputs:
         if source is not None and _covers(Path(output), Path(source)):
             given = f"{output}, which is read" if str(output) == str(source) else f"{output}, where {source} lies"
-            raise OfframpError("another place to write than to read", given, "write to another file or folder")
+        elif source is not None and Path(output).is_file() and _covers(Path(source), Path(output)):
+            given = f"{output}, a file of {source}, which is read"
+        else:
+            continue
+        raise OfframpError("another place to write than to read", given, "write to another file or folder")
 
 
-def _covers(output: Path, source: Path) -> bool:
-    """Return whether a path is a source or a folder that holds it, whatever names lead there."""
+def _covers(outer: Path, inner: Path) -> bool:
+    """Return whether the first path is the second or a folder that holds it, whatever names lead there."""
     try:
-        return any(output.samefile(place) for place in (source, *source.resolve().parents) if place.exists())
-    except OSError:  # the output does not exist yet
+        return any(outer.samefile(place) for place in (inner, *inner.resolve().parents) if place.exists())
+    except OSError:  # the first does not exist yet
         return False
 
 
