@@ -2,17 +2,20 @@
 
     python benchmarks/shared_predictor.py --run RUN --data rows.jsonl --json results/house/shared-predictor.json
 
-Each call predicts one text. Rounds alternate between one thread and eight; the medians are compared, and the answers
-must be equal. Every engine computes with one thread, so that callers' threads are the only parallelism. Timings are
-meaningful only on an idle machine.
+Each call predicts one text; every thread has its share of the texts and takes one after the other. Rounds alternate
+between one thread and eight; the medians are compared, and the answers must be equal. Every engine is measured twice:
+with one thread, so that callers' threads are the only parallelism, and with its default, all cores, for which callers'
+threads compete. Timings are meaningful only on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import statistics
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +27,7 @@ import torch
 
 from offramp import __version__
 from offramp.data.readers import read_rows
+from offramp.inference.operating_points import threads_in_words
 from offramp.inference.predictor import Predictor
 from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
@@ -31,16 +35,25 @@ from offramp.utils.hardware import hardware
 
 PROGRAM = "python benchmarks/shared_predictor.py"
 AIM = 0.95  # of one thread's throughput
-WARM_UP = 50  # calls
 
 
 def timed(
-    answer: Callable[[str], Any], texts: Sequence[str], pool: ThreadPoolExecutor | None
+    answer: Callable[[str], Any], texts: Sequence[str], pool: ThreadPoolExecutor, threads: int
 ) -> tuple[float, list[Any]]:
-    """Return calls a second, and the answers."""
-    began = time.perf_counter()
-    answers = list(map(answer, texts) if pool is None else pool.map(answer, texts))
-    return len(texts) / (time.perf_counter() - began), answers
+    """Return calls a second of all threads of a pool together, and the answers in the order of the texts."""
+    answers: list[Any] = [None] * len(texts)
+    began: list[float] = []
+    ready = threading.Barrier(threads, action=lambda: began.append(time.perf_counter()))
+
+    def work(first: int) -> None:
+        ready.wait()
+        for place in range(first, len(texts), threads):
+            answers[place] = answer(texts[place])
+
+    working = [pool.submit(work, first) for first in range(threads)]
+    for one in working:
+        one.result()
+    return len(texts) / (time.perf_counter() - began[0]), answers
 
 
 def measure(predictor: Predictor, texts: Sequence[str], budget: float, threads: int, rounds: int) -> dict[str, Any]:
@@ -51,12 +64,12 @@ def measure(predictor: Predictor, texts: Sequence[str], budget: float, threads: 
 
     rates: dict[str, list[float]] = {"one": [], "many": []}
     equal = True
-    with ThreadPoolExecutor(threads) as pool:
-        timed(answer, texts[:WARM_UP], None)
-        timed(answer, texts[:WARM_UP], pool)
+    with ThreadPoolExecutor(1) as single, ThreadPoolExecutor(threads) as pool:
+        timed(answer, texts, single, 1)  # every thread prepares what it needs for every graph
+        timed(answer, texts, pool, threads)
         for _ in range(rounds):
-            alone, expected = timed(answer, texts, None)
-            shared, found = timed(answer, texts, pool)
+            alone, expected = timed(answer, texts, single, 1)
+            shared, found = timed(answer, texts, pool, threads)
             rates["one"].append(alone)
             rates["many"].append(shared)
             equal = equal and found == expected
@@ -83,17 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    cores = torch.get_num_threads()
     texts = [str(row["text"]) for row in read_rows(options.data, limit=options.calls)]
     found: dict[str, Any] = {}
-    for engine in options.engines.split(","):
-        predictor = Predictor.load(options.run, engine, threads=1)
-        found[engine] = [measure(predictor, texts, budget, options.threads, options.rounds) for budget in (1.0, 0.5)]
-        for one in found[engine]:
-            rates = one["calls_per_second"]
-            sys.stdout.write(
-                f"{engine}, budget {one['budget']}: {rates['one']} alone, {rates['many']} shared, {one['ratio']}\n"
-            )
+    for engine, threads in itertools.product(options.engines.split(","), (1, None)):
+        torch.set_num_threads(threads or cores)
+        predictor, name = Predictor.load(options.run, engine, threads=threads), threads_in_words(threads)
+        measured = [measure(predictor, texts, budget, options.threads, options.rounds) for budget in (1.0, 0.5)]
+        found.setdefault(engine, {})[name] = measured
+        for one in measured:
+            rates = f"{one['calls_per_second']['one']} alone, {one['calls_per_second']['many']} shared"
+            sys.stdout.write(f"{engine}, {name}, budget {one['budget']}: {rates}, {one['ratio']}\n")
+            sys.stdout.flush()
     if options.json:
         about = {"run": Path(options.run).name, "data": Path(options.data).name, "calls": len(texts), "aim": AIM}
         end = {"hardware": hardware(), "version": __version__, "date": datetime.date.today().isoformat()}

@@ -75,7 +75,11 @@ class Engine(Protocol):
         raise AssertionError(f"this engine takes no arrays, so it is never given the rule {rule}")
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context held while a batch runs: an engine with its own threads restrains torch's meanwhile."""
+        """Return a context held while a batch runs.
+
+        An engine with its own threads restrains torch's meanwhile; one that goes back to Python after every step waits
+        for a turn (`utils.cores`), because more callers than cores would only wait for the interpreter's lock.
+        """
         return nullcontext()
 
     def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:

@@ -7,6 +7,7 @@ bf16 is untested on a real GPU: where this was written there was none.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from offramp.core.loop import Engine
 from offramp.core.packed import Packed
 from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
+from offramp.utils.cores import TURNS
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class TorchEngine(Engine):
     def depth(self) -> int:
         """Number of layers."""
         return self.encoder.depth
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return a turn on the cores: every step goes back to Python."""
+        return TURNS.turn()
 
     def embed(self, packed: Packed) -> Tensor:
         """Return the embeddings of the packed tokens."""

@@ -7,7 +7,6 @@ as logits and exit layers; other policies run segment by segment on the same ker
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -29,6 +28,7 @@ from offramp.engines.native.heads import NativeExitHeads
 from offramp.engines.native.library import import_native, instruction_set
 from offramp.engines.native.weights import Floats, Matrix, as_floats, pack_matrices
 from offramp.errors import OfframpError
+from offramp.utils.cores import usable_cores
 
 ACTIVATIONS = {  # class of the activation module → its name in C++
     "GELUActivation": "gelu",
@@ -220,11 +220,6 @@ def unserved_reason(encoder: Encoder, options: EngineOptions) -> str:
     ):
         return f"{options.precision} needs the instruction set {needed}, and {instruction_set()} runs"
     return ""
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

@@ -27,6 +27,7 @@ from offramp.engines.openvino.cache import GraphCache
 from offramp.engines.openvino.inputs import even_columns, even_inputs, mostly_filler, padded, ragged_inputs, row_inputs
 from offramp.engines.openvino.padding import padded_rows, padded_tokens
 from offramp.engines.openvino.runtime import CompileSettings, Graph, import_openvino
+from offramp.utils.cores import TURNS
 
 
 @dataclass(frozen=True)
@@ -176,16 +177,20 @@ class OpenVINOEngine(Engine):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Give torch one thread meanwhile: after every small product its other threads would spin on the cores."""
-        before = torch.get_num_threads()
-        if before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        """Hold a turn on the cores, as every step goes back to Python, and give torch one thread meanwhile.
+
+        After every small product torch's other threads would spin on the cores.
+        """
+        with TURNS.turn():
+            before = torch.get_num_threads()
+            if before == 1:
+                yield
+                return
+            torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
 
     def compile_heads(self, exit_heads: ExitHeads) -> ExitHeads:
         """Return compiled exit heads."""
