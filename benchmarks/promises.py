@@ -53,7 +53,6 @@ from offramp.inference.run_folder import LoadedRun, load_run
 from offramp.nn.batches import Data, pack_rows
 from offramp.nn.keys import EXIT_UNIT
 from offramp.nn.network import Network
-from offramp.utils.command_line import command_line
 from offramp.utils.files import atomic_replace, read_json, write_json
 from offramp.utils.hardware import hardware
 
@@ -393,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "version": __version__,
         "hardware": hardware(),
         "date": datetime.date.today().isoformat(),
-        "command": command_line(PROGRAM),
+        "command": f"{PROGRAM} --data DATA --work WORK --sets {options.sets} --methods {options.methods}",
     }
     if options.json:
         write_json(options.json, study)
@@ -403,8 +402,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         spent = f"{line['mac_share']:.3f} of the MACs"
         sys.stdout.write(
             f"max_loss {line['max_loss']:g} by {line['rule']}: broken in {100 * line['broken']:.1f} % of "
-            f"{line['trials']} trials, mean loss {100 * line['mean_lost']:.2f} points, {spent}\n"
+            f"{line['trials']} trials, mean loss {100 * line['mean_lost']:.2f} points, {spent}, "
+            f"full depth in {100 * line['full_depth']:.1f} %\n"
         )
+    for data, runs in study["runs"].items():
+        for name, run in runs.items():
+            shown = (_line(run, loss, rule) for loss in LOSSES for rule in RULES)
+            cells = " ".join(f"{100 * one['broken']:5.1f} % {one['mac_share']:.2f}" for one in shown)
+            sys.stdout.write(f"{data:8} {name:13} {cells}\n")
 
 
 if __name__ == "__main__":
