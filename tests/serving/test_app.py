@@ -70,6 +70,18 @@ def test_openapi_names_every_protocol(address: str) -> None:
     assert httpx.get(address + "/docs").status_code == 200
 
 
+def test_openapi_lists_the_models_and_its_examples_are_answered(address: str) -> None:
+    models = httpx.get(address + "/info").json()["models"]
+    paths = httpx.get(address + "/openapi.json").json()["paths"]
+    assert paths["/v2/models/{name}"]["get"]["parameters"][0]["schema"]["enum"] == models
+    assert paths["/info"]["get"]["parameters"][0]["schema"]["enum"] == models
+    for path in ("/", "/models/{name}", "/v1/predict", "/predict", "/classify", "/v2/models/{name}/infer"):
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["properties"].get("model", {"enum": [*models, None]})["enum"] == [*models, None]
+        example = schema["examples"][0]
+        assert post(address, path.replace("{name}", models[0]), example).status_code == 200, path
+
+
 # native
 
 

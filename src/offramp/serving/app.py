@@ -342,6 +342,15 @@ class OfframpApp(FastAPI):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.direct: dict[str, Callable[[Request], Awaitable[Response]]] = {}  # by address
+        self.models: Sequence[str] = ()
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document; where a request names a model, it lists those that are served."""
+        document: dict[str, Any] = super().openapi()
+        for operation in (one for methods in document["paths"].values() for one in methods.values()):
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = {"type": "string", "enum": list(self.models)}
+        return document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a POST to one of the fixed addresses; leave anything else to FastAPI."""
@@ -368,7 +377,7 @@ def build_app(services: Sequence[Service], settings: AppSettings | None = None) 
             service.stop()
 
     app = OfframpApp(title="Offramp", version=__version__, lifespan=lifespan, description=_ABOUT)
-    app.state.server = server
+    app.state.server, app.models = server, list(server.services)
     app.add_exception_handler(HTTPException, _not_found)
     _add_model_routes(app, server)
     _add_reading_routes(app, server)
@@ -394,9 +403,9 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return response
 
 
-def _documented(model: type[BaseModel], answer: str) -> dict[str, Any]:
+def _documented(model: type[BaseModel], answer: str, server: Server) -> dict[str, Any]:
     """Return the OpenAPI description of a route whose body is parsed here and not by FastAPI."""
-    body = {"required": True, "content": {"application/json": {"schema": schema_of(model)}}}
+    body = {"required": True, "content": {"application/json": {"schema": schema_of(model, list(server.services))}}}
     responses = {status: {"description": about} for status, about in ERRORS.items()}
     return {"openapi_extra": {"requestBody": body}, "responses": {200: {"description": answer}, **responses}}
 
@@ -413,13 +422,13 @@ def _add_model_routes(app: OfframpApp, server: Server) -> None:
     ]
     for path, parse, shape, model, tag, answer in routes:
         app.direct[path] = _endpoint(server, path, parse, shape)
-        app.post(path, tags=[tag], summary=f"POST {path}", **_documented(model, answer))(app.direct[path])
+        app.post(path, tags=[tag], summary=f"POST {path}", **_documented(model, answer, server))(app.direct[path])
 
     @app.post(
         "/models/{name}",
         tags=["Hugging Face"],
         summary="POST / of one of several models",
-        **_documented(protocols.PipelineRequest, "what the pipeline returns"),
+        **_documented(protocols.PipelineRequest, "what the pipeline returns", server),
     )
     async def one_model(request: Request, name: str) -> Response:
         def parse(body: bytes, find: Find, limits: HTTPLimits) -> Call:
@@ -538,7 +547,7 @@ def _add_open_inference_routes(app: FastAPI, server: Server) -> None:
 
         return await server.serve(request, "/v2/models/infer", parse, shape)
 
-    documented = _documented(protocols.InferRequest, "the outputs, in JSON or binary")
+    documented = _documented(protocols.InferRequest, "the outputs, in JSON or binary", server)
     app.post("/v2/models/{name}/infer", tags=tag, summary="Infer", **documented)(infer)
 
     @app.post("/v2/models/{name}/versions/{version}/infer", include_in_schema=False)

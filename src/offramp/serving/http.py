@@ -8,9 +8,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -23,6 +23,8 @@ STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
 OPENING = re.compile(rb"[\[{]")
 CLOSED_BY_CLIENT = 499  # the client has gone, so this is only counted
 M = TypeVar("M", bound=BaseModel)
+# documented only: `check_text` refuses an empty text with the protocol's own error
+Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 
 
 class Problem(Exception):
@@ -205,9 +207,11 @@ def json_response(
     return Response(body.encode(), status, dict(headers or {}), media_type)
 
 
-def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a request with its definitions put in place."""
+def schema_of(model: type[BaseModel], names: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of a request with its definitions put in place; `names` are the models that are served."""
     schema = model.model_json_schema()
+    if "model" in schema["properties"]:
+        schema["properties"]["model"] = {"enum": [*names, None], "default": None, "description": "one of the models"}
     definitions = schema.pop("$defs", {})
 
     def inline(part: Any) -> Any:

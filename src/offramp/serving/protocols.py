@@ -29,6 +29,7 @@ from offramp.serving.http import (
     HTTPLimits,
     Problem,
     RequestOptionFields,
+    Text,
     check_text,
     json_response,
     make_request_options,
@@ -140,7 +141,9 @@ def label_scores(service: Service, work: Work, function: str | None = None) -> l
 class NativeRequest(RequestOptionFields):
     """Inputs with options."""
 
-    inputs: list[str | list[str] | dict[str, Any]] = Field(description="texts, pairs of texts, or named columns")
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["an example"], "budget": 0.5}]})
+
+    inputs: list[Text | list[Text] | dict[str, Any]] = Field(description="texts, pairs of texts, or named columns")
     model: str | None = None
 
 
@@ -180,7 +183,9 @@ class PipelineParameters(RequestOptionFields):
 class PipelineRequest(RequestOptionFields):
     """What `InferenceClient` sends."""
 
-    inputs: str | list[str] | dict[str, Any]
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "an example", "parameters": {"top_k": 2}}]})
+
+    inputs: Text | list[Text] | dict[str, Any]
     parameters: PipelineParameters | None = None
 
 
@@ -259,7 +264,9 @@ def entities_of(work: Work, row: Mapping[str, Any], parameters: PipelineParamete
 class TEIPredictRequest(RequestOptionFields):
     """A text, a pair of texts, or a batch of such lists."""
 
-    inputs: str | list[str] | list[list[str]]
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": [["an example"]]}]})
+
+    inputs: Text | list[Text] | list[list[Text]]
     raw_scores: bool = False
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
@@ -285,8 +292,10 @@ def tei_predict(body: bytes, find: Find, limits: HTTPLimits) -> Call:
 class TEIRerankRequest(RequestOptionFields):
     """A query and texts to order by it; for models of pairs."""
 
-    query: str
-    texts: list[str]
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "an example", "texts": ["a text"]}]})
+
+    query: Text
+    texts: list[Text]
     raw_scores: bool = False
     return_text: bool = False
 
@@ -323,8 +332,10 @@ def pair_score(work: Work, raw: bool = False) -> float:
 class ClassifyRequest(RequestOptionFields):
     """One text or several."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["an example"]}]})
+
     model: str | None = None
-    input: str | list[str]
+    input: Text | list[Text]
 
 
 def vllm_classify(body: bytes, find: Find, limits: HTTPLimits) -> Call:
@@ -349,9 +360,11 @@ def vllm_classify(body: bytes, find: Find, limits: HTTPLimits) -> Call:
 class ScoreRequest(RequestOptionFields):
     """Pairs: one text with one or many, or as many with as many."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text_1": "an example", "text_2": ["a text"]}]})
+
     model: str | None = None
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: Text | list[Text]
+    text_2: Text | list[Text]
 
 
 def vllm_score(body: bytes, find: Find, limits: HTTPLimits) -> Call:
@@ -418,7 +431,13 @@ class InferParameters(RequestOptionFields):
 class InferRequest(BaseModel):
     """A request of the Open Inference Protocol."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        json_schema_extra={
+            "examples": [{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["an example"]}]}]
+        },
+    )
 
     id: str | None = None
     parameters: InferParameters | None = None
