@@ -3,7 +3,8 @@
     python benchmarks/litserve_full_depth.py runs/agnews --port 8001 --runtime openvino-int8 --batch 16 --wait 0.002
 
 It answers `POST /v1/predict` in the shape of `offramp serve`, so that one client loads both. The model is whole: no row
-leaves early. Runtimes: ONNX Runtime int8, OpenVINO with the whole graph in bf16, OpenVINO int8 layer by layer.
+leaves early. Runtimes: ONNX Runtime int8, CTranslate2 int8, OpenVINO with the whole graph in bf16 or int8 (NNCF, which
+needs `--samples`), OpenVINO int8 layer by layer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offramp.data.readers import read_rows
 from offramp.errors import missing_package
 from offramp.evaluation import peers
 from offramp.inference.predictor import Predictor
@@ -22,14 +24,15 @@ try:
 except ImportError:  # the runtimes are used without it, too
     LitAPI, LitServer = object, None
 
-RUNTIMES = ("onnxruntime-int8", "openvino-graph-bf16", "openvino-int8")
+RUNTIMES = ("onnxruntime-int8", "ctranslate2-int8", "openvino-graph-bf16", "openvino-graph-int8", "openvino-int8")
+SAMPLES = 300  # rows on which the ranges of activations are measured
 Rows = Sequence[Mapping[str, Any]]
 
 
 class StaticRuntime:
     """A run at full depth on a static runtime: texts to labels."""
 
-    def __init__(self, run: str, name: str, threads: int, work: str) -> None:
+    def __init__(self, run: str, name: str, threads: int, work: str, samples: str | None = None) -> None:
         self.name, self.adaptive = name, name == "openvino-int8"
         self.predictor = Predictor.load(
             run, "openvino" if self.adaptive else "torch", "int8" if self.adaptive else "fp32", threads
@@ -37,7 +40,9 @@ class StaticRuntime:
         task = self.predictor.task
         if not self.adaptive:
             runtime, precision = name.rsplit("-", 1)
-            model = peers.BenchModel(run, task.auto_class, work, threads)
+            rows = read_rows(samples)[:SAMPLES] if samples else []
+            encoded = tuple(self.predictor.prepare(rows, str(samples))) if rows else ()
+            model = peers.BenchModel(run, task.auto_class, work, threads, encoded)
             peer = peers.get("openvino" if runtime == "openvino-graph" else runtime)
             self.run = peer.load(model, peers.EngineVariant(runtime, precision))
 
@@ -53,7 +58,7 @@ class StaticRuntime:
 class FullDepth(LitAPI):  # type: ignore[misc]  # litserve has no types
     """A run at full depth as LitServe calls it; batches are lists of rows."""
 
-    def __init__(self, runtime: tuple[str, str, int, str], **settings: Any) -> None:
+    def __init__(self, runtime: tuple[str, str, int, str, str | None], **settings: Any) -> None:
         super().__init__(**settings)
         self.chosen = runtime  # the process that computes loads it
 
@@ -96,11 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--wait", type=float, default=0.002, help="seconds that a batch waits to be filled")
     parser.add_argument("--workers", type=int, default=1, help="processes that compute")
     parser.add_argument("--threads", type=int, default=2, help="threads of each")
+    parser.add_argument("--samples", help="rows on which a runtime measures the ranges of activations")
     parser.add_argument("--work", default=tempfile.gettempdir(), help="a folder for converted models")
     options = parser.parse_args(arguments)
     if LitServer is None:
         raise missing_package("bench", "litserve")
-    runtime = (options.run, options.runtime, options.threads, options.work)
+    runtime = (options.run, options.runtime, options.threads, options.work, options.samples)
     api = FullDepth(runtime, max_batch_size=options.batch, batch_timeout=options.wait, api_path="/v1/predict")
     server = LitServer(api, accelerator="cpu", workers_per_device=options.workers, fast_queue=True)
     server.run(host="127.0.0.1", port=options.port, generate_client_file=False, log_level="error")

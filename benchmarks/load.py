@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from offramp import __version__
@@ -35,7 +35,10 @@ from offramp.utils.hardware import hardware
 
 PROGRAM = "python benchmarks/load.py"
 LONGEST, MOST_REQUESTS, MOST_CONNECTIONS = 600.0, 1_000_000, 512
-GIVE_UP = 10.0  # seconds after which a request without an answer has failed
+GIVE_UP = 10.0  # seconds after the last request; one without an answer then has failed
+LATE = 20  # requests that a late client sends before it reads answers
+FULL_LABEL = "full_label"  # column of a row with the full model's label
+NOT_SENT = ("label", "tags", "answers", "tgt", FULL_LABEL)  # columns that a server must not see
 
 
 @dataclass
@@ -52,51 +55,137 @@ class Tally:
     layers: list[float] = field(default_factory=list)
     correct: int = 0
     labelled: int = 0
+    full_correct: int = 0  # what the full model has right among the same requests, where rows bring its label
 
 
-class Connections:
-    """A pool of plain HTTP/1.1 connections to one address."""
+class Connection(asyncio.Protocol):
+    """A plain HTTP/1.1 connection that carries one request at a time."""
 
-    def __init__(self, host: str, port: int, key: str | None) -> None:
-        self.host, self.port = host, port
-        self.head = f"POST /v1/predict HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        self.head += f"Authorization: Bearer {key}\r\n" if key else ""
-        self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        self.open = 0
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.buffer = pool, b""
+        self.transport: asyncio.Transport | None = None
+        self.request: SentRequest | None = None
 
-    async def post(self, body: bytes) -> tuple[int, bytes]:
-        """Send a body and return status and content."""
-        reader, writer = self.free.pop() if self.free else await self._connect()
-        try:
-            writer.write(f"{self.head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            status = int(head[9:12])
-            lowered = head.lower()
-            start = lowered.index(b"content-length:") + 15
-            content = await reader.readexactly(int(lowered[start : lowered.index(b"\r\n", start)]))
-        except BaseException:
-            self.open -= 1
-            writer.close()
-            raise
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def send(self, request: SentRequest) -> None:
+        """Send a request."""
+        assert self.transport is not None, "only open connections send"
+        self.request = request
+        self.transport.write(request.content)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of an answer; a whole one frees the connection."""
+        self.buffer += data
+        head, found, rest = self.buffer.partition(b"\r\n\r\n")
+        if not found or self.transport is None:
+            return
+        lowered = head.lower()
+        start = lowered.index(b"content-length:") + 15
+        if len(rest) < int(lowered[start:].split(b"\r\n", 1)[0]):
+            return
+        request, self.request, self.buffer = self.request, None, b""
         if b"connection: close" in lowered:
-            self.open -= 1
-            writer.close()
+            self.transport.close()
         else:
-            self.free.append((reader, writer))
-        return status, content
+            self.pool.free.append(self)
+        if request is not None:
+            self.pool.answered(request, int(head[9:12]), rest)
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self.open += 1
+    def connection_lost(self, error: Exception | None) -> None:
+        """Count a request that was under way as failed."""
+        self.pool.open.discard(self)
+        if self in self.pool.free:
+            self.pool.free.remove(self)
+        if self.request is not None:
+            self.pool.tally.failures += 1
+            self.request = None
+
+
+@dataclass(eq=False)
+class SentRequest:
+    """A request that is under way."""
+
+    content: bytes
+    row: Mapping[str, Any]
+    due: float  # when it was to be sent
+
+
+class Pool:
+    """Connections to one address, and the tally of what they carried; without tasks, because they cost much."""
+
+    def __init__(self, address: tuple[str, int], tally: Tally) -> None:
+        self.address, self.tally = address, tally
+        self.free: list[Connection] = []
+        self.open: set[Connection] = set()
+        self.opening: set[asyncio.Task[None]] = set()
+
+    def send(self, request: SentRequest) -> None:
+        """Send a request on a free connection or a new one; counts it as skipped if there are too many."""
+        self.tally.sent += 1
+        if self.free:
+            self.free.pop().send(request)
+        elif len(self.open) + len(self.opening) >= MOST_CONNECTIONS:
+            self.tally.skipped += 1
+        else:
+            task = asyncio.ensure_future(self._open(request))
+            self.opening.add(task)
+            task.add_done_callback(self.opening.discard)
+
+    async def _open(self, request: SentRequest) -> None:
         try:
-            return await asyncio.open_connection(self.host, self.port)
-        except BaseException:
-            self.open -= 1
-            raise
+            _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(self), *self.address)
+        except OSError:
+            self.tally.failures += 1
+            return
+        self.open.add(connection)
+        connection.send(request)
 
-    def close(self) -> None:
-        """Close the free connections."""
-        for _, writer in self.free:
-            writer.close()
+    def answered(self, request: SentRequest, status: int, content: bytes) -> None:
+        """Count an answer."""
+        taken, tally, row = time.perf_counter() - request.due, self.tally, request.row
+        tally.statuses[status] += 1
+        if status in (429, 503):
+            tally.refusals.append(taken)
+        if status != 200:
+            return
+        tally.latencies.append(taken)
+        (prediction,) = json.loads(content)["predictions"]
+        tally.layers.append(float(prediction["exit_layer"]))
+        if prediction["budget"]["mac_share"] is not None:
+            tally.shares.append(prediction["budget"]["mac_share"])
+        if "label" in row and "label" in prediction:
+            tally.labelled += 1
+            tally.correct += str(row["label"]) == str(prediction["label"])
+            tally.full_correct += str(row["label"]) == str(row.get(FULL_LABEL))
+
+    async def close(self) -> None:
+        """Wait for the last answers, count those that do not come, and close all connections."""
+        ends = time.perf_counter() + GIVE_UP
+        while (self.opening or any(one.request for one in self.open)) and time.perf_counter() < ends:
+            await asyncio.sleep(0.01)
+        for task in self.opening:
+            task.cancel()
+        self.tally.failures += len(self.opening)
+        for connection in list(self.open):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0.01)  # transports report what was lost
+
+
+def run_load(*arguments: Any, **more: Any) -> Tally:
+    """Run `send_load` in a loop of its own, on uvloop where it is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        from asyncio import new_event_loop
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(send_load(*arguments, **more))
+    finally:
+        loop.close()
 
 
 async def send_load(
@@ -108,11 +197,16 @@ async def send_load(
     key: str | None = None,
     seed: int = 0,
 ) -> Tally:
-    """Send requests at a mean rate for some seconds and wait for the last answers."""
-    rng, tally, pool = random.Random(seed), Tally(), Connections(*address, key)
-    columns = [name for name in rows[0] if name not in ("label", "tags", "answers", "tgt")]
-    bodies = [json.dumps({**fields, "inputs": [{name: row[name] for name in columns}]}).encode() for row in rows]
-    tasks: set[asyncio.Task[None]] = set()
+    """Send requests at a mean rate for some seconds and wait for the last answers; rows in shuffled passes."""
+    rng, tally = random.Random(seed), Tally()
+    pool, columns = Pool(address, tally), [name for name in rows[0] if name not in NOT_SENT]
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    contents = []
+    for row in rows:
+        body = json.dumps({**fields, "inputs": [{name: row[name] for name in columns}]}).encode()
+        contents.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    order: list[int] = []
     started = time.perf_counter()
     due = started
     while True:
@@ -120,45 +214,14 @@ async def send_load(
         if due - started > seconds or tally.sent >= MOST_REQUESTS:
             break
         wait = due - time.perf_counter()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        tally.sent += 1
-        if not pool.free and pool.open >= MOST_CONNECTIONS:
-            tally.skipped += 1
-            continue
-        number = rng.randrange(len(rows))
-        task = asyncio.create_task(_one(pool, bodies[number], rows[number], due, tally))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    if tasks:
-        await asyncio.wait(tasks, timeout=GIVE_UP)
-    tally.failures += len(tasks)
-    for task in tasks:
-        task.cancel()
-    pool.close()
+        if wait > 0.0 or tally.sent % LATE == 0:  # answers must be read even if the client is late
+            await asyncio.sleep(max(0.0, wait))
+        if not order:
+            order = rng.sample(range(len(rows)), len(rows))
+        number = order.pop()
+        pool.send(SentRequest(contents[number], rows[number], due))
+    await pool.close()
     return tally
-
-
-async def _one(pool: Connections, body: bytes, row: Mapping[str, Any], due: float, tally: Tally) -> None:
-    try:
-        status, content = await asyncio.wait_for(pool.post(body), GIVE_UP)
-    except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-        tally.failures += 1
-        return
-    taken = time.perf_counter() - due
-    tally.statuses[status] += 1
-    if status in (429, 503):
-        tally.refusals.append(taken)
-    if status != 200:
-        return
-    tally.latencies.append(taken)
-    (prediction,) = json.loads(content)["predictions"]
-    tally.layers.append(float(prediction["exit_layer"]))
-    if prediction["budget"]["mac_share"] is not None:
-        tally.shares.append(prediction["budget"]["mac_share"])
-    if "label" in row and "label" in prediction:
-        tally.labelled += 1
-        tally.correct += str(row["label"]) == str(prediction["label"])
 
 
 def summary(tally: Tally, rate: float, seconds: float, slo: float) -> dict[str, Any]:
@@ -178,6 +241,7 @@ def summary(tally: Tally, rate: float, seconds: float, slo: float) -> dict[str, 
         "failed": tally.failures + sum(n for status, n in tally.statuses.items() if status not in (200, 429, 503)),
         "not_sent": tally.skipped,
         "accuracy": round(tally.correct / tally.labelled, 4) if tally.labelled else None,
+        "accuracy_of_full_depth": round(tally.full_correct / tally.labelled, 4) if tally.full_correct else None,
         "mean_budget": round(statistics.mean(tally.shares), 4) if tally.shares else None,
         "budgets": {str(share): count for share, count in sorted(shares.items())},
         "mean_exit_layer": round(statistics.mean(tally.layers), 3) if tally.layers else None,
@@ -230,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if number:
             time.sleep(options.pause)
         seed = options.seed + number
-        tally = asyncio.run(send_load(address, rows, rate, options.seconds, fields, options.api_key, seed))
+        tally = run_load(address, rows, rate, options.seconds, fields, options.api_key, seed)
         found.append(summary(tally, rate, options.seconds, slo))
         print(json.dumps(found[-1]), flush=True)
     if options.json:

@@ -12,7 +12,7 @@
 sigterm: SIGTERM under load; every request that was sent is answered, or refused with 503. hangup: clients that leave
 without reading; no work stays behind. overload: more than the server can do; latency of accepted requests, refusals,
 memory, time back to the normal gear. soak: ordinary load beside clients that send garbage, hang up and reconnect.
-drift: first the rows of the run, then those of another data set; how many requests until the alarm. schema:
+drift: first the rows of the run, then those of another data set mixed in; how many requests until the alarm. schema:
 Schemathesis over the whole OpenAPI document. startup: from the end of imports until ready. detection: the watch alone,
 on simulated streams without idle time whose rows leave where they did before: how often a fivefold disagreement is
 noticed within 5,000 answers, and how often an unchanged one at the limit raises an alarm within 50,000.
@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import signal
@@ -52,13 +51,15 @@ from offramp.utils.files import write_json
 from offramp.utils.hardware import hardware
 
 if __package__:
-    from benchmarks.load import Tally, send_load, summary
+    from benchmarks.load import Tally, run_load, send_load, summary
 else:  # as a script: its own folder is where modules are found
-    from load import Tally, send_load, summary
+    from load import Tally, run_load, send_load, summary
 
 PROGRAM = "python benchmarks/server_drills.py"
 Rows = Sequence[Mapping[str, Any]]
 Address = tuple[str, int]
+RESIDENT = {"VmRSS": "resident", "RssAnon": "own"}  # lines of /proc/PID/status
+PART = 20.0  # seconds of one part of a soak
 GARBAGE = (b"GET / HTTP/1.1\r\n", b"\x00\xff\xfe" * 50, b"POST /v1/predict HTTP/1.1\r\nContent-Length: 999\r\n\r\n{",
            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{]")  # fmt: skip
 
@@ -114,10 +115,24 @@ def _status(address: Address) -> dict[str, Any]:
     return found
 
 
-def _memory(process: subprocess.Popen[bytes]) -> float:
-    """Return the resident memory of a process in MB (Linux)."""
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+def _memory(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Return the resident memory of a process in MB, its own and that of mapped files (Linux)."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    found = {
+        name: float(value.split()[0]) / 1000
+        for name, _, value in (line.partition(":") for line in lines)
+        if name in RESIDENT
+    }
+    return {RESIDENT[name]: value for name, value in found.items()}
+
+
+def _growth(process: subprocess.Popen[bytes], before: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much the resident memory has grown, in MB: all of it, and without mapped files."""
+    now = _memory(process)
+    return {
+        "memory_growth_mb": round(now["resident"] - before["resident"], 1),
+        "memory_growth_without_files_mb": round(now["own"] - before["own"], 1),
+    }
 
 
 def drill_sigterm(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
@@ -163,7 +178,7 @@ def drill_hangup(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
         seconds = time.perf_counter() - started
         left = {name: state[name] for name in ("queue_inputs", "queue_tokens", "batches")}
         return {"clients": options.clients, "seconds_until_empty": round(seconds, 2), "left_behind": left,
-                "memory_growth_mb": round(_memory(process) - before, 1)}  # fmt: skip
+                **_growth(process, before)}  # fmt: skip
 
 
 def _leave(address: Address, row: Mapping[str, Any], raw: bytes | None = None) -> None:
@@ -177,52 +192,87 @@ def _leave(address: Address, row: Mapping[str, Any], raw: bytes | None = None) -
 def drill_overload(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Send more than the server can do, then little; return latencies, refusals, memory and the way back."""
     with running_server(options.run, "--slo", options.slo, *options.serve) as (process, address):
-        asyncio.run(send_load(address, rows, 20.0, 3.0, {}))
+        run_load(address, rows, 20.0, 3.0, {})
         before = _memory(process)
-        tally = asyncio.run(send_load(address, rows, options.rate, options.seconds, {}))
+        tally = run_load(address, rows, options.rate, options.seconds, {})
         ended = time.perf_counter()
         while (state := _status(address))["gear"] < state["normal_gear"] and time.perf_counter() - ended < 60:
             time.sleep(0.05)
         back = time.perf_counter() - ended
         numbers = summary(tally, options.rate, options.seconds, parse_latency(options.slo))
-        return {**numbers, "seconds_to_normal_gear": round(back, 2), "still_alive": process.poll() is None,
-                "memory_growth_mb": round(_memory(process) - before, 1)}  # fmt: skip
+        return {**numbers, "gear_after": state["gear"], "normal_gear": state["normal_gear"],
+                "seconds_to_normal_gear": round(back, 2), "still_alive": process.poll() is None,
+                **_growth(process, before)}  # fmt: skip
 
 
 def drill_soak(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """Send ordinary load for long, beside clients that crash, send garbage and reconnect."""
     with running_server(options.run, "--slo", options.slo, *options.serve) as (process, address):
-        asyncio.run(send_load(address, rows, options.rate, 5.0, {}))
+        run_load(address, rows, options.rate, 5.0, {})
         before, ends, parts, seed = _memory(process), time.monotonic() + options.seconds, [], 0
+        memory = []
         while time.monotonic() < ends:
             seed += 1
             for number in range(20):
                 _leave(address, rows[(seed + number) % len(rows)], GARBAGE[number % 4] if number % 2 else None)
-            tally = asyncio.run(send_load(address, rows, options.rate, min(20.0, options.seconds), {}, seed=seed))
-            parts.append(summary(tally, options.rate, min(20.0, options.seconds), parse_latency(options.slo)))
+            seconds = min(PART, options.seconds)
+            tally = run_load(address, rows, options.rate, seconds, {}, seed=seed)
+            parts.append(summary(tally, options.rate, seconds, parse_latency(options.slo)))
+            memory.append({name: round(value, 2) for name, value in _memory(process).items()})
         state = _status(address)
         return {"seconds": options.seconds, "answered": sum(part["answered"] for part in parts),
                 "failed": sum(part["failed"] for part in parts), "worst_p99_ms": max(part["p99_ms"] for part in parts),
-                "memory_growth_mb": round(_memory(process) - before, 1), "queue_inputs": state["queue_inputs"],
+                **_growth(process, before), "memory_mb_of_parts": memory, "queue_inputs": state["queue_inputs"],
                 "batches": state["batches"], "still_alive": process.poll() is None}  # fmt: skip
 
 
 def drill_drift(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
-    """Send the run's own rows, then those of another data set; return after how many requests an alarm came."""
+    """Send the run's own rows, then mix in those of another data set; return after how many requests an alarm came."""
     if not options.other:
         raise OfframpError("rows of another data set", "none", "give --other FILE")
-    other = [{next(iter(rows[0])): row["text"]} for row in read_rows(options.other)]
+    column = next(iter(rows[0]))
+    foreign = [{column: row["text"]} for row in read_rows(options.other)[: len(rows)]]
+    mixed = random.Random(0).sample(foreign, int(options.share * len(foreign)))
+    mixed += [{column: row[column]} for row in rows[: len(foreign) - len(mixed)]]
+    with running_server(options.run, "--slo", options.slo, "--audit", "0", *options.serve) as (_, address):
+        truth = {"true_disagreement_before": _disagreement(address, [{column: row[column]} for row in rows]),
+                 "true_disagreement_after": _disagreement(address, mixed)}  # fmt: skip
+    print(json.dumps(truth), flush=True)
     limit = ["--disagreement-limit", str(options.limit)]
     with running_server(options.run, "--slo", options.slo, *limit, *options.serve) as (_, address):
-        asyncio.run(send_load(address, rows, options.rate, options.seconds, {}))
-        calm, sent = _status(address), 0
+        own = run_load(address, rows, options.rate, options.seconds, {})
+        calm, sent, parts = _status(address), 0, 0
         state = calm
         while not state["alarms"] and sent < options.most:
-            tally = asyncio.run(send_load(address, other, options.rate, 2.0, {}, seed=sent))
-            sent, state = sent + tally.sent, _status(address)
-        return {"alarm_before_drift": bool(calm["alarms"]), "disagreement_before": calm["disagreement"],
+            tally = run_load(address, mixed, options.rate, 2.0, {}, seed=parts)
+            sent, state, parts = sent + tally.sent, _status(address), parts + 1
+        gears = {
+            name: [_gear_share(one, one[name]) for one in (calm, state)] for name in ("normal_gear", "lowest_gear")
+        }
+        return {**truth, "limit": options.limit, "share_of_other_rows": options.share, "requests_before": own.sent,
+                "alarm_before_drift": bool(calm["alarms"]), "disagreement_before": calm["disagreement"],
                 "requests_until_alarm": sent if state["alarms"] else None, "alarms": state["alarms"],
-                "disagreement_after": state["disagreement"], "gear": state["gear"]}  # fmt: skip
+                "disagreement_after": state["disagreement"],
+                "mac_share_before_and_after": gears}  # fmt: skip
+
+
+def _disagreement(address: Address, rows: Rows) -> float:
+    """Return the share of rows whose answer in the normal gear differs from the full model's."""
+    answers: list[list[Any]] = []
+    for fields in ({}, {"budget": 1.0}):
+        labels = []
+        for start in range(0, len(rows), 16):
+            body = json.dumps({**fields, "inputs": rows[start : start + 16], "deadline_ms": 60_000}).encode()
+            request = urllib.request.Request(f"http://{address[0]}:{address[1]}/v1/predict", body)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                labels += [one["label"] for one in json.loads(answer.read())["predictions"]]
+        answers.append(labels)
+    return round(statistics.mean(early != full for early, full in zip(*answers, strict=True)), 4)
+
+
+def _gear_share(state: Mapping[str, Any], gear: int) -> float:
+    share: float = state["gears"][gear]["mac_share"]
+    return share
 
 
 def drill_schema(options: argparse.Namespace, rows: Rows) -> dict[str, Any]:
@@ -312,7 +362,7 @@ WHAT = {
     "hangup": "Clients that leave without reading: what work they leave behind",
     "overload": "More requests than the server can answer: latency of accepted ones, refusals, memory, the way back",
     "soak": "Ordinary load for long beside clients that crash, send garbage and reconnect: what leaks",
-    "drift": "Rows of another data set after those of the run: how many requests until the alarm",
+    "drift": "Rows of another data set mixed into those of the run: how many requests until the alarm",
     "schema": "Schemathesis over the whole OpenAPI document: answers by status",
     "startup": "Seconds from the end of imports until a server is ready",
     "detection": "Simulated streams: how often the watch notices a drift, how often an unchanged one raises an alarm",
@@ -333,6 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the load")
     parser.add_argument("--slo", default="50ms")
     parser.add_argument("--other", help="drift: rows of another data set")
+    parser.add_argument("--share", type=float, default=0.5, help="drift: share of the other data set's rows in the mix")
     parser.add_argument("--limit", type=float, default=0.02, help="drift: disagreement that raises the alarm")
     parser.add_argument("--most", type=int, default=5000, help="drift: requests after which it counts as unnoticed")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of `offramp serve`")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from offramp.data.tokenization import Encoded
+from offramp.nn.network import Network
 from offramp.serving.gears import Gear
 from offramp.serving.scheduler import Refusal, Scheduler, Ticket
 
@@ -114,6 +115,7 @@ class Worker:
         ids = [number for number in range(min(len(tokenizer), 2000)) if number not in special] or [0]
         longest = scheduler.predictor.model.max_length
         gears = list(dict.fromkeys([*self._gears, scheduler.gears.full]))
+        _read_tables(scheduler.network, len(tokenizer))
         for number, whole in itertools.product(range(3), (True, False)):
             scheduler.whole = whole  # one call where the engine can, then by segments: both costs become known
             for rows, tokens in WARM_UP_ROWS if scheduler.network.decoder is None else WARM_UP_ROWS[:1]:
@@ -135,6 +137,14 @@ class Worker:
             self.scheduler.step(before)
             if measure:  # not the first time, when graphs are compiled
                 self.scheduler.observe(self.clock() - before)
+
+
+def _read_tables(network: Network, vocabulary: int) -> None:
+    """Read the tables by token: the file they are mapped from is then in memory before the first request."""
+    modules = (network.hf, network.added)
+    for table in itertools.chain.from_iterable((*one.parameters(), *one.buffers()) for one in modules):
+        if table.dim() and len(table) >= vocabulary:
+            table.detach().sum()
 
 
 def _row(ids: Sequence[int], length: int) -> Encoded:
