@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from offramp.inference.predictor import Predictor
-from offramp.serving.app import LONG_TEXTS, AppSettings
+from offramp.serving.app import CROWD, LONG_TEXTS, AppSettings, Crowd, Server
 from offramp.serving.http import HTTPLimits
+from offramp.serving.service import Service, ServiceSettings
 from tests import factories
 from tests.serving.conftest import StartServer
 
@@ -332,6 +333,31 @@ def test_foreign_host_names_are_refused_without_keys(start_server: StartServer, 
     address = start_server({"run": trained}, AppSettings(hosts=("127.0.0.1", "localhost")))
     assert post(address, "/predict", {"inputs": "a film"}, Host="evil.example").status_code == 403
     assert post(address, "/predict", {"inputs": "a film"}, Host="localhost:80").status_code == 200
+
+
+def test_a_crowd_predicts_the_time_of_an_answer_from_the_rate_of_answers() -> None:
+    crowd = Crowd()
+    crowd.open = CROWD - 2
+    crowd.note(0.02)
+    crowd.leave()
+    crowd.note(0.02)
+    assert crowd.seconds == 0.0, "few open requests show nothing of the rate"
+    crowd.open = 3 * CROWD
+    crowd.note(0.02)
+    for _ in range(CROWD):
+        crowd.leave()
+    crowd.note(0.02)
+    assert crowd.seconds == pytest.approx(2 * CROWD * 0.02 / CROWD)
+    crowd.open += 10  # a burst counts at once
+    assert crowd.seconds == pytest.approx((2 * CROWD + 10) * 0.02 / CROWD)
+
+
+def test_a_crowd_that_would_wait_too_long_is_refused(trained: Path) -> None:
+    server = Server([Service("films", Predictor.load(trained, "torch"), ServiceSettings(slo=0.05))])
+    assert server.overload() is None
+    server.crowd.open, server.crowd._each = 50, 0.001
+    refusal = server.overload()
+    assert refusal is not None and "predicted time of an answer is 50 ms" in refusal.reason
 
 
 def test_overload_gives_429_with_a_time_to_try_again(start_server: StartServer, trained: Path) -> None:

@@ -47,6 +47,8 @@ LAG_EVERY = 0.02  # seconds between two measurements of how far the HTTP thread 
 WATCH_AFTER = 0.01  # seconds after which it is watched whether a client has gone
 DEADLINES = (b"deadline_ms", b"timeout")  # what a body contains that gives a deadline; others are refused unparsed
 TURNS = 3  # of the HTTP thread that a request needs: to be read, to be handled, to be answered
+CROWD = 8  # open inputs from which on the time between answers shows how many the server can answer
+WHOLE = 0.6  # of the latency target that the predicted time of a request, from its arrival to its answer, may take
 ELAPSED = "offramp.elapsed"  # of an ASGI scope: seconds since a gateway received the request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ERRORS = {
@@ -89,6 +91,7 @@ class Server:
         self.open_requests = 0
         self.last_request = 0.0  # when one arrived, by the monotonic clock
         self.behind = 0.0  # seconds that a request spends outside the scheduler, by the lag of the HTTP thread
+        self.crowd = Crowd()
         self._resolved: deque[asyncio.Future[None]] = deque()  # answered, but the HTTP thread does not know yet
         self._lock = threading.Lock()
         self._long_texts = ThreadPoolExecutor(1, "offramp-long-texts")
@@ -100,20 +103,24 @@ class Server:
 
     def overload(self) -> Refusal | None:
         """Return a refusal if no run can answer in time: the HTTP thread is behind, or all queues are too long."""
-        refusal = None
+        refusal, time_in_crowd = None, self.crowd.seconds
         for service in self.services.values():
             refusal = service.overload(self.behind)
-            if refusal is None:
+            if refusal is None and time_in_crowd <= WHOLE * service.settings.slo:
                 return None
-        return refusal
+        return refusal or Refusal(f"the predicted time of an answer is {1000 * time_in_crowd:.0f} ms", time_in_crowd)
 
     async def watch_lag(self) -> None:
         """Measure again and again how late the HTTP thread wakes up; late ones count for a while."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(LAG_EVERY)
-            lag = time.perf_counter() - before - LAG_EVERY
+            woken = time.perf_counter()
+            await asyncio.sleep(0)  # one turn: everything that was ready
+            now = time.perf_counter()
+            lag = max(woken - before - LAG_EVERY, now - woken)
             self.behind = max(TURNS * lag, 0.8 * self.behind)
+            self.crowd.note(now - before)
 
     def find(self, name: str | None) -> Service:
         """Return a run by name; the first one if no name is given."""
@@ -218,10 +225,12 @@ class Server:
             raise _overloaded(result)
         tickets, worker = result
         watch = HangUpWatch(request, future)
+        self.crowd.open += 1
         try:
             await future
         finally:
             watch.stop()
+            self.crowd.leave()
             if missing:  # the client has gone, or this task was cancelled
                 for ticket in tickets:
                     worker.cancel(ticket)
@@ -234,6 +243,38 @@ class Server:
         if self.settings.log_texts:
             LOG.info("inputs", extra={"fields": {"inputs": call.rows, "answers": [work.prediction for work in works]}})
         return response
+
+
+class Crowd:
+    """Requests that wait for their answer, and how long a new one would: as many answers, at the rate they come.
+
+    The rate is learned while many wait. It covers what the scheduler does not see: the HTTP thread, and both threads
+    waiting for each other. Unlike the lag of the HTTP thread it counts at once when many requests arrive together.
+    """
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._left = 0  # since the last note
+        self._crowded = False  # all the time since then
+        self._each = 0.0  # seconds between two answers in a crowd
+
+    def leave(self) -> None:
+        """Count a request that is not open any more."""
+        self.open -= 1
+        self._left += 1
+        self._crowded = self._crowded and self.open >= CROWD
+
+    def note(self, seconds: float) -> None:
+        """Learn from the time since the last note."""
+        if self._crowded and self._left:
+            each = seconds / self._left
+            self._each += 0.2 * (each - self._each) if self._each else each
+        self._left, self._crowded = 0, self.open >= CROWD
+
+    @property
+    def seconds(self) -> float:
+        """The predicted seconds until a new request is answered."""
+        return self.open * self._each
 
 
 def _options_in_time(options: RequestOptions, elapsed: float) -> RequestOptions:

@@ -148,15 +148,14 @@ class Scheduler:
 
     def submit(self, tickets: Sequence[Ticket], now: float) -> Refusal | None:
         """Take inputs, all or none; they wait until a step starts them. Thread-safe."""
-        tokens, wait = sum(ticket.tokens for ticket in tickets), self.predicted_wait()
-        least = wait + self.costs.start(tokens)
-        if any(ticket.deadline <= now + least for ticket in tickets):
+        tokens, soonest = sum(ticket.tokens for ticket in tickets), min(ticket.deadline for ticket in tickets)
+        if soonest < math.inf and soonest <= now + (least := self.predicted_wait() + self.costs.start(tokens)):
             return Refusal(f"the deadline is sooner than the predicted wait of {1000 * least:.1f} ms", least)
         with self._lock:
             if self.waiting_inputs + len(tickets) > self.limits.queue_requests:
-                return Refusal(f"{self.waiting_inputs} inputs wait already", wait)
+                return Refusal(f"{self.waiting_inputs} inputs wait already", self.predicted_wait())
             if self.waiting_inputs and self.waiting_tokens + tokens > self.limits.queue_tokens:
-                return Refusal(f"{self.waiting_tokens} tokens wait already", wait)
+                return Refusal(f"{self.waiting_tokens} tokens wait already", self.predicted_wait())
             self.waiting_inputs += len(tickets)
             self.waiting_tokens += tokens
             for ticket in tickets:

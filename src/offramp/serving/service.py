@@ -190,9 +190,10 @@ class Service:
         `behind` is how many seconds the answer will have to wait outside the scheduler.
         """
         gear, now = self.gear_for(options.budget), self.clock()
-        worker = min(self.workers, key=lambda one: one.scheduler.predicted_wait())
+        worker = self.workers[0]
+        if len(self.workers) > 1:
+            worker = min(self.workers, key=lambda one: one.scheduler.predicted_wait())
         scheduler = worker.scheduler
-        wait = scheduler.predicted_wait()
         deadline = math.inf if options.deadline is None else now + options.deadline
         if options.deadline is None:
             cheapest = behind + scheduler.predicted_wait(self.ladder[self.governor.floor])
@@ -200,7 +201,7 @@ class Service:
                 return Refusal(f"the predicted wait is {1000 * cheapest:.0f} ms", cheapest)
         elif gear is None:
             tokens = sum(len(one.ids) for each in encoded for one in each)
-            gear = self._gear_in_time(scheduler, tokens, options.deadline - wait)
+            gear = self._gear_in_time(scheduler, tokens, options.deadline - scheduler.predicted_wait())
         tickets = []
         for row, own in zip(rows, encoded, strict=True):
             work = Work(row, done, tokens=sum(len(one.ids) for one in own), encoded=own)
