@@ -98,8 +98,8 @@ class Comparison:
 
     @contextmanager
     def _offramp(self, name: str, setting: Run) -> Iterator[Address]:
-        options = ["--slo", self.options.slo, "--threads", str(setting["threads"]), *OWN_OPTIONS[name]]
-        with running_server(self.options.run, *options, *self.options.serve) as (_, address):
+        options = ["--slo", self.options.slo, "--threads", str(setting["threads"]), *self.options.serve]
+        with running_server(self.options.run, *options, *OWN_OPTIONS[name]) as (_, address):  # the last one counts
             yield address
 
     @contextmanager
