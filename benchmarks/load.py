@@ -6,7 +6,7 @@
 Each request is one text. Its latency counts from the moment it was due, so a server that falls behind cannot hide it.
 Reported for every rate: goodput (answers within the SLO a second), percentiles of accepted requests, refusals and how
 quickly they came, failures, the budgets that answers got, and their accuracy if the rows have labels. `--full` asks for
-the full model, the baseline. Only servers on this machine are loaded, for at most ten minutes and a million requests.
+the full model, the baseline. Only servers on this machine are loaded, for at most ten minutes and two million requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from offramp.utils.files import write_json
 from offramp.utils.hardware import hardware
 
 PROGRAM = "python benchmarks/load.py"
-LONGEST, MOST_REQUESTS, MOST_CONNECTIONS = 600.0, 1_000_000, 512
+LONGEST, MOST_REQUESTS, MOST_CONNECTIONS = 600.0, 2_000_000, 512
 GIVE_UP = 10.0  # seconds after the last request; one without an answer then has failed
 LATE = 20  # requests that a late client sends before it reads answers
 FULL_LABEL = "full_label"  # column of a row with the full model's label

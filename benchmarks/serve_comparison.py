@@ -29,6 +29,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ SETTINGS: dict[str, list[Run]] = {
     FULL: [{"threads": 1}, {"threads": 2}],
     ADAPTIVE: [{"threads": 1}, {"threads": 2}],
 }
-OWN_OPTIONS = {FULL: ["--budget", "1", "--min-budget", "1"], ADAPTIVE: []}
+FULL_DEPTH = ["--budget", "1", "--min-budget", "1"]
 COLOURS = {LITSERVE: "#d1495b", FULL: "#444444", ADAPTIVE: "#2f6db3"}
 LOWER = 0.9  # of a rate that was not sustained again
 PRINTED = ("offered_per_second", "goodput_per_second", "p50_ms", "p99_ms", "refused", "accuracy", "mean_budget")
@@ -98,8 +99,9 @@ class Comparison:
 
     @contextmanager
     def _offramp(self, name: str, setting: Run) -> Iterator[Address]:
-        options = ["--slo", self.options.slo, "--threads", str(setting["threads"]), *self.options.serve]
-        with running_server(self.options.run, *options, *OWN_OPTIONS[name]) as (_, address):  # the last one counts
+        own = shlex.split(self.options.adaptive) if name == ADAPTIVE else FULL_DEPTH
+        options = ["--slo", self.options.slo, "--threads", str(setting["threads"]), *self.options.serve, *own]
+        with running_server(self.options.run, *options) as (_, address):
             yield address
 
     @contextmanager
@@ -318,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tune-seconds", type=float, default=2.0, help="duration of a rate while settings are chosen")
     parser.add_argument("--first", type=float, default=100.0, help="first rate")
     parser.add_argument("--most", type=float, default=8000.0, help="rates above this are not tried")
+    parser.add_argument("--adaptive", default="", help="options of the adaptive server alone: '--max-loss 0.01'")
     parser.add_argument("--note", default="", help="what a reader should know about the run")
     parser.add_argument("--json", help="write the numbers here")
     parser.add_argument("--plot", help="draw offered load against p99, accuracy and budget here (SVG)")
