@@ -339,16 +339,18 @@ def draw(study: dict[str, Any], target: Path) -> None:
                         spread = np.linspace(-0.1, 0.1, len(values)) + place + shift
                         axis.plot(spread, values, "o", color=COLOURS[rule], markersize=3, alpha=0.75)
                         axis.hlines(np.mean(values), place + shift - 0.15, place + shift + 0.15, COLOURS[rule], lw=2)
-            axes[0, column].axhline(ALLOWED, color="black", lw=0.8, ls="--")
+            axes[0, column].axhline(ALLOWED, color="black", lw=0.8, ls="--", label="one trial in ten")
             axes[0, column].set_title(f"max_loss = {loss:g}")
             axes[1, column].set_xticks(range(len(sets)), sets, rotation=30)
             axes[1, column].set_ylim(0, 1.02)
-        axes[0, 0].set_ylabel("share of trials that broke it")
+        axes[0, 0].set_ylim(bottom=0)  # once all is drawn, because it fixes the top too
+        axes[0, 0].set_ylabel("share of trials that lost more")
         axes[1, 0].set_ylabel("share of the full MACs")
         for rule in RULES:
-            axes[0, 0].plot([], [], "o", color=COLOURS[rule], label=f"chosen by the {rule}")
+            label = f"chosen by the {rule}: each method, and their mean"
+            axes[0, 0].plot([], [], "o-", color=COLOURS[rule], label=label)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         FigureCanvasSVG(figure).print_figure(target, metadata={"Date": None, "Creator": None})
     sys.stdout.write(f"written: {target}\n")
 
