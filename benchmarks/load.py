@@ -66,10 +66,6 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.request: SentRequest | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self.transport = cast("asyncio.Transport", transport)
-
     def send(self, request: SentRequest) -> None:
         """Send a request."""
         assert self.transport is not None, "only open connections send"
@@ -136,10 +132,12 @@ class Pool:
 
     async def _open(self, request: SentRequest) -> None:
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(self), *self.address)
+            loop = asyncio.get_running_loop()
+            transport, connection = await loop.create_connection(lambda: Connection(self), *self.address)
         except OSError:
             self.tally.failures += 1
             return
+        connection.transport = cast("asyncio.Transport", transport)
         self.open.add(connection)
         connection.send(request)
 

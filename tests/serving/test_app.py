@@ -360,6 +360,14 @@ def test_a_crowd_that_would_wait_too_long_is_refused(trained: Path) -> None:
     assert refusal is not None and "predicted time of an answer is 50 ms" in refusal.reason
 
 
+def test_a_late_http_thread_refuses_no_request_of_an_empty_server(trained: Path) -> None:
+    server = Server([Service("films", Predictor.load(trained, "torch"), ServiceSettings(slo=0.05))])
+    server.behind = 0.2
+    assert server.overload() is None
+    server.crowd.open = 1
+    assert server.overload() is not None
+
+
 def test_overload_gives_429_with_a_time_to_try_again(start_server: StartServer, trained: Path) -> None:
     limits = AppSettings(HTTPLimits(client_batch=50))
     address = start_server({"run": trained}, limits, queue_requests=10)

@@ -105,10 +105,15 @@ class Server:
         """Return a refusal if no run can answer in time: the HTTP thread is behind, or all queues are too long."""
         refusal, time_in_crowd = None, self.crowd.seconds
         for service in self.services.values():
-            refusal = service.overload(self.behind)
+            refusal = service.overload(self.time_outside)
             if refusal is None and time_in_crowd <= WHOLE * service.settings.slo:
                 return None
         return refusal or Refusal(f"the predicted time of an answer is {1000 * time_in_crowd:.0f} ms", time_in_crowd)
+
+    @property
+    def time_outside(self) -> float:
+        """The predicted seconds outside the scheduler; 0 while no request is open: refusing one would help no other."""
+        return self.behind if self.crowd.open else 0.0
 
     async def watch_lag(self) -> None:
         """Measure again and again how late the HTTP thread wakes up; late ones count for a while."""
@@ -220,7 +225,7 @@ class Server:
             if missing == 0:
                 self._wake(loop, future)
 
-        result = call.service.submit(call.rows, encoded, options, done, self.behind)
+        result = call.service.submit(call.rows, encoded, options, done, self.time_outside)
         if isinstance(result, Refusal):
             raise _overloaded(result)
         tickets, worker = result
