@@ -21,7 +21,12 @@ void pause() {
 
 std::atomic<unsigned> fork_number{0};  // how many forks lie between this process and the one that loaded the library
 
-void note_fork() { fork_number.fetch_add(1); }
+std::atomic<int> open_calls{0};  // calls that compute at the moment, of all models
+
+void note_fork() {
+  fork_number.fetch_add(1);
+  open_calls.store(0);  // the threads of open calls stayed in the parent
+}
 
 struct ForkHandler {
   ForkHandler() { pthread_atfork(nullptr, nullptr, note_fork); }
@@ -137,11 +142,14 @@ ThreadPool* PoolOwner::pool() {
 }
 
 ThreadTeam::ThreadTeam(PoolOwner& owner) : pool_(owner.pool()) {
-  if (pool_ != nullptr && !pool_->reserve()) pool_ = nullptr;
+  // Several calls at a time already fill the cores: helpers would only take them from another call.
+  const bool alone = open_calls.fetch_add(1) == 0;
+  if (pool_ != nullptr && !(alone && pool_->reserve())) pool_ = nullptr;
 }
 
 ThreadTeam::~ThreadTeam() {
   if (pool_ != nullptr) pool_->release();
+  open_calls.fetch_sub(1);
 }
 
 }  // namespace offramp

@@ -66,7 +66,7 @@ class PoolOwner {
   std::atomic<Entry*> entry_{nullptr};
 };
 
-// What one call computes with: the helpers if no other call has them at the moment, otherwise the calling thread alone.
+// What one call computes with: the helpers if no other call computes as it begins, otherwise the calling thread alone.
 class ThreadTeam {
  public:
   explicit ThreadTeam(PoolOwner& owner);
