@@ -48,7 +48,7 @@ SHARE = 0.7  # of the MACs at which `defaults` compares methods
 STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
 CLOSED = "without-exit0"
 INDEPENDENT = ("deebert", "fastbert")  # exits do not change each other or the model
-ONE_STAGE = ("branchynet", "shallow_deep", "depth_adaptive")  # without fine-tuning before it
+ONE_STAGE = ("branchynet", "shallow_deep", "faster_dat", "depth_adaptive")  # without fine-tuning before it
 EXIT_METHODS = (*INDEPENDENT, "branchynet", "shallow_deep", "pabee", "berxit")
 
 

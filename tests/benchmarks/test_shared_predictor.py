@@ -14,5 +14,7 @@ def test_a_short_measurement_is_written(trained: Path, tmp_path: Path) -> None:
     target = tmp_path / "found.json"
     words = ["--run", str(trained), "--data", data, "--engines", "torch", "--rounds", "1", "--json", str(target)]
     shared_predictor.main(words)
-    full, half = json.loads(target.read_text())["engines"]["torch"]
+    by_threads = json.loads(target.read_text())["engines"]["torch"]
+    assert set(by_threads) == {"1 thread", "all cores"}
+    full, half = by_threads["1 thread"]
     assert full["answers_equal"] and half["answers_equal"] and full["calls_per_second"]["many"] > 0

@@ -124,7 +124,7 @@ def test_layers_above_the_largest_depth_are_neither_trained_nor_run() -> None:
     with torch.no_grad():
         result = run(engines.make("torch", net.encoder), net, FasterDATPolicy(net, FasterDATSettings()), packed)
     assert result.exit_layer.tolist() == [2.0, 2.0, 1.0]
-    *_, stage = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
+    (stage,) = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
     names = [name for name, _ in stage.trainable()]
     assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
     assert (

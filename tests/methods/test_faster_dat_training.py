@@ -18,12 +18,9 @@ from offramp.methods.faster_dat.options import FasterDATSettings
 from offramp.methods.faster_dat.reconstruction import MaskedPasses, estimate_depths
 from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsStage
 from offramp.nn.batches import Batch, pack_rows
-from offramp.training.forward import forward_all_layers
 from offramp.training.schedule import Schedule
 from offramp.training.stage import Backward, Stage
 from tests import factories
-
-PLANNED = "fine-tune planned depths"
 
 
 def test_mi_run_trains_and_answers_the_same_alone_and_in_a_batch(base: str, tmp_path: Path) -> None:
@@ -45,32 +42,6 @@ def test_mi_run_trains_and_answers_the_same_alone_and_in_a_batch(base: str, tmp_
     alone = [model.predict([text], budget=1.0)[0] for text in texts]
     assert [a["label"] for a in together] == [a["label"] for a in alone]
     assert [a["macs"] for a in together] == [a["macs"] for a in alone]
-
-
-def test_planned_depths_also_learn_the_fine_tuned_model_and_smaller_limits(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The teacher is the model with its own head, before words have depths; limits are half of all layers or more."""
-    seen: list[PlannedDepthsStage] = []
-    real = PlannedDepthsStage.prepare
-    monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *inputs: seen.append(self) or real(self, *inputs))
-    options = {"lowered": 0.5, "distillation": 1.0}
-    quick = Schedule(epochs=1, batch_size=16, lr=1e-9, precision="fp32")  # so that the backbone stays what it was
-    run_folder = factories.run_folder(
-        base, tmp_path, "faster_dat", options={**options, "head_lr": 1e-9}, schedule=quick
-    )
-    assert [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]] == ["fine-tune", PLANNED]
-    (stage,) = seen
-    model = offramp.load(run_folder)
-    rows = model.prepare(factories.labelled_rows("classification", 48, 0))
-    packed = pack_rows(model.task, rows)
-    with torch.no_grad():
-        last = forward_all_layers(model.network.encoder, packed).after(model.network.depth)
-        expected = model.network.model_head.apply(last)
-    assert stage.teacher is not None and torch.allclose(torch.cat(stage.teacher.logits), expected, atol=1e-4)
-    torch.manual_seed(0)
-    drawn = [stage.draw_cap() for _ in range(200)]
-    assert set(drawn) == {0, 2} and 60 < drawn.count(0) < 140
 
 
 def test_higher_floor_of_information_sends_words_deeper(base: str, tmp_path: Path) -> None:
@@ -110,7 +81,7 @@ def test_reconstruction_stores_only_the_table(base: str, tmp_path: Path) -> None
     quick = Schedule(epochs=1, batch_size=8, lr=0.005)
     run_folder = factories.run_folder(base, tmp_path, "faster_dat", "regression", options=options, schedule=quick)
     stages = [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]]
-    assert stages == ["train masked model", "fine-tune", PLANNED]
+    assert stages == ["train masked model", "fine-tune planned depths"]
     saved = load_file(run_folder / "offramp.safetensors")
     assert not any(name.startswith("masked.model") for name in saved) and saved["depths.depths"].shape[1] == 8
     model = offramp.load(run_folder)
@@ -168,7 +139,7 @@ def test_transductive_form_trains_words_at_their_run_time_depth(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """λ lies between those of the table, where an interpolated depth would be another one."""
-    options = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021, "mixed": False}
+    options = {"estimation": "reconstruction", "transductive": True, "penalty": 0.0021}
     stages: list[PlannedDepthsStage] = []
     real = PlannedDepthsStage.prepare
     monkeypatch.setattr(PlannedDepthsStage, "prepare", lambda self, *inputs: stages.append(self) or real(self, *inputs))

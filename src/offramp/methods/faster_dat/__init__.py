@@ -20,10 +20,6 @@ Modifications (ours, not the paper's):
   information, of which the upper ones hold hardly any text); words that occur fewer than five times have their
   information by accident and, like unseen words, go through all layers (published: every word is in the table). The
   recipe `faster_dat/published` has the published choices;
-- the model is fine-tuned before it is trained at planned depths (`mixed`), and its logits are a second target there
-  (`distillation`); the published recipe has neither;
-- `lowered` (0 by default) is a share of training batches in which a drawn number limits all depths, so that a smaller
-  `cap` at run time is a trained one;
 - tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
 - `deep=telling` inverts the table of `mi`: the most informative words go deepest;
 - with `bins=width`, `least` is the smallest information that is distinguished: words with almost no information, by
@@ -48,7 +44,6 @@ from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.keys import EXIT_HEADS, FINAL_HEAD, PREDICTORS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace
-from offramp.training.objectives import after_fine_tuning
 from offramp.training.stage import Stage
 
 
@@ -86,11 +81,10 @@ class FasterDAT(Method):
         return FasterDATPolicy(network, settings)
 
     def stages(self, network: Network, options: FasterDATOptions) -> list[Stage]:
-        """Return fine-tuning at planned depths, by option after plain fine-tuning and training the masked model."""
+        """Return fine-tuning at planned depths, for reconstruction after training the masked model."""
         masked, first = masked_model_of(network), list[Stage]()
         if masked is not None:
             masked.load(network.hf.name_or_path, network.base_source)
             layers = word_depths_of(network).layers
             first = [MaskedModelStage(network, "train masked model", options.head_lr, masked=masked, layers=layers)]
-        planned = PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)
-        return [*first, *after_fine_tuning(options.mixed, planned)]
+        return [*first, PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)]

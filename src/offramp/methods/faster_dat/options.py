@@ -45,9 +45,6 @@ class FasterDATOptions:
     least_count: int = 0  # words that occur less often are not in the table; 0: 5 for mi, 1 for reconstruction
     unseen: int = 0  # depth of words not in the table; −1: their median; 0: the largest for mi, else the median
     pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
-    mixed: bool = True  # fine-tune the backbone alone first
-    distillation: float = 1.0  # with `mixed`: weight of the loss against that model's logits
-    lowered: float = 0.0  # share of training batches in which a drawn number limits all depths
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -61,8 +58,6 @@ class FasterDATOptions:
             ("rows", self.rows >= 0, "a number of rows, or 0 for all"),
             ("least_count", self.least_count >= 0, "a number of occurrences, or 0"),
             ("unseen", self.unseen >= -1, "a depth, −1 for the median, or 0"),
-            ("distillation", self.distillation >= 0.0, "0 (none) or more, e.g. 1"),
-            ("lowered", 0.0 <= self.lowered <= 1.0, "0 to 1"),
             ("transductive", not self.transductive or self.estimation == "reconstruction",
              "false; or add estimation=reconstruction"),
         ):  # fmt: skip

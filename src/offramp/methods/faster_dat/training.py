@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,7 +21,6 @@ from offramp.methods.faster_dat.word_depths import interpolate_depths, word_dept
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.keys import FINAL_HEAD
-from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
 from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
@@ -59,12 +58,8 @@ class PlannedDepthsStage(Stage):
 
     options: FasterDATOptions = field(kw_only=True)
     own: tuple[Tensor, ...] = ()  # transductive: for each training row the depths of its words
-    teacher: TeacherLogits | None = None
 
     def prepare(self, data: Data, folder: Path) -> None:
-        if self.options.mixed and self.options.distillation > 0.0:
-            fine_tuned = replace(self.network, added=nn.ModuleDict())  # its own head answers
-            self.teacher = teacher_logits(fine_tuned, data, folder)
         table = load_or_compute(folder / "depths.safetensors", lambda: self._plan(data))
         word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in table.items()})
         if self.options.transductive:
@@ -102,23 +97,12 @@ class PlannedDepthsStage(Stage):
     def policy(self) -> Policy:
         return FasterDATPolicy(self.network, FasterDATSettings())
 
-    def draw_cap(self) -> int:
-        """Return the largest depth of the next batch, at least half of all layers; 0: as planned."""
-        layers = word_depths_of(self.network).layers
-        if self.own or layers < 2 or float(torch.rand(())) >= self.options.lowered:
-            return 0
-        return int(torch.randint(-(-layers // 2), layers, ()))
-
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        net = self.network
-        rule = FasterDATPolicy(net, FasterDATSettings(self.draw_cap()))
+        rule = FasterDATPolicy(self.network, FasterDATSettings())
         if self.own:
-            rule = KnownDepthsPolicy(net, torch.cat([self.own[i] for i in batch.indices]))
-        result = run(engines.make("torch", net.encoder), net, rule, batch.packed)
+            rule = KnownDepthsPolicy(self.network, torch.cat([self.own[i] for i in batch.indices]))
+        result = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
         lengths = batch.packed.lengths.to(result.logits.device)
-        loss = net.task.loss(result.logits, batch.targets, lengths)
-        if self.teacher is not None:
-            target = self.teacher.for_batch(batch)
-            loss = loss + self.options.distillation * distillation_loss(net, result.logits, target, batch.packed)
+        loss = self.network.task.loss(result.logits, batch.targets, lengths)
         backward(loss)
         return {"loss": loss.detach()}
