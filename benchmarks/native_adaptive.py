@@ -42,7 +42,7 @@ from offramp.utils.files import read_json, write_json
 from offramp.utils.hardware import hardware
 
 ENGINE = "native"
-PRECISIONS = ("fp32", "int8")
+PRECISIONS: tuple[engines.Precision, ...] = ("fp32", "int8")
 AGAINST = ("onnxruntime", "openvino", "ctranslate2")
 GROUPS = ((1, "given"), (32, "given"), (32, "sorted"))
 SAMPLES = 300  # rows on which OpenVINO's quantiser measures the ranges of activations
@@ -87,7 +87,7 @@ def find_points(options: argparse.Namespace) -> None:
         "static": {},
     }
     for precision in PRECISIONS:
-        predictor = Predictor.load(options.run, ENGINE, precision, options.threads)  # type: ignore[arg-type]
+        predictor = Predictor.load(options.run, ENGINE, precision, options.threads)
         place = CalibrationEngine(ENGINE, precision, predictor.engine)
         rows = Data(heldout, predictor.prepare(heldout, options.calibrate))
         points = find_operating_points(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp import __version__, methods
+from offramp import __version__, engines, methods
 from offramp.core.loop import rule_for_arrays
 from offramp.core.packed import arrays_of_rows
 from offramp.data.readers import read_rows
@@ -33,14 +33,13 @@ from offramp.inference.run_folder import remembered_columns
 from offramp.utils.files import write_json
 from offramp.utils.hardware import hardware
 
-PRECISIONS = ("fp32", "int8")
+PRECISIONS: tuple[engines.Precision, ...] = ("fp32", "int8")
 
 
 def settings_that_leave(predictor: Predictor) -> Any:
     """Return settings under which every row leaves at the first exit."""
     method = predictor.model.method
-    labels = len(predictor.task.labels)  # type: ignore[attr-defined]  # of a classification
-    threshold = 1.0 if method.name == "fastbert" else math.log(labels)
+    threshold = 1.0 if method.name == "fastbert" else math.log(predictor.task.outputs)
     return methods.configure(method.settings, {"threshold": threshold}, method.name)
 
 
@@ -80,11 +79,11 @@ def measure(run: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure one run in every precision."""
     found = []
     for precision in PRECISIONS:
-        Predictor.load(run, "native", precision, options.threads)  # type: ignore[arg-type]  # packs the weights
+        Predictor.load(run, "native", precision, options.threads)  # packs the weights
         loading = []
         for _ in range(5):
             started = time.perf_counter()
-            predictor = Predictor.load(run, "native", precision, options.threads)  # type: ignore[arg-type]
+            predictor = Predictor.load(run, "native", precision, options.threads)
             loading.append(time.perf_counter() - started)
         rows = predictor.prepare(read_rows(options.data, limit=320, remembered=remembered_columns(run)))
         settings = settings_that_leave(predictor)

@@ -25,16 +25,21 @@ from offramp.utils.command_line import command_line
 from offramp.utils.files import write_json
 from offramp.utils.hardware import hardware
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS: tuple[engines.Precision, ...] = ("fp32", "bf16", "int8")
 
 
 def compare_precisions(
-    run: str, data: str, rows: int, budgets: Sequence[str], threads: int | None, precisions: Sequence[str] = PRECISIONS
+    run: str,
+    data: str,
+    rows: int,
+    budgets: Sequence[str],
+    threads: int | None,
+    precisions: Sequence[engines.Precision] = PRECISIONS,
 ) -> list[dict[str, Any]]:
     """Return one entry for each budget and precision; the first precision is what the others are compared with."""
     given = read_rows(data, limit=rows)
     entries = []
-    loaded = {name: Predictor.load(run, "native", name, threads) for name in precisions}  # type: ignore[arg-type]  # a Precision
+    loaded = {name: Predictor.load(run, "native", name, threads) for name in precisions}
     for budget in budgets:
         exact: tuple[list[dict[str, Any]], Any] | None = None
         for precision, model in loaded.items():
