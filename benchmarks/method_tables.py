@@ -7,9 +7,9 @@
 - `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
   rows, two epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
 - `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
-- `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. Where exits train
-  independently of each other (deebert, fastbert) the second cell comes from the same training, calibrated with that
-  exit closed; other methods are trained a second time, without it.
+- `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. That exit changes
+  nothing but its own head, so the second cell comes from the same training, calibrated with the exit closed. Patience
+  counts exits and has none to close: pabee is trained a second time, without it.
 
 DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
 Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
@@ -47,9 +47,9 @@ SEED = 42
 SHARE = 0.7  # of the MACs at which `defaults` compares methods
 STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
 CLOSED = "without-exit0"
-INDEPENDENT = ("deebert", "fastbert")  # exits do not change each other or the model
+CLOSABLE = ("deebert", "fastbert", "branchynet", "shallow_deep", "berxit")  # have a threshold for every exit
 ONE_STAGE = ("branchynet", "shallow_deep", "faster_dat", "depth_adaptive")  # without fine-tuning before it
-EXIT_METHODS = (*INDEPENDENT, "branchynet", "shallow_deep", "pabee", "berxit")
+EXIT_METHODS = (*CLOSABLE, "pabee")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
 
 def _with_and_without(data: str, method: str) -> list[Job]:
     first = Job("exit0", data, method, section="with-exit0")
-    if method in INDEPENDENT:
+    if method in CLOSABLE:
         return [first, Job("exit0", data, method, closed=True, section=CLOSED)]
     return [first, Job("exit0", data, method, {"exit0": False}, section=CLOSED)]
 
@@ -147,7 +147,7 @@ def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train (or go on training) and calibrate a job's method, and return its result cells."""
     runs = Path(options.runs) / model_name_of(options.model)
     files = split_files(job, Path(options.data), Path(options.runs))
-    run = runs / job.study / job.run_name
+    run = runs / ("defaults" if job.study == "defaults" else "trained") / job.run_name
     given = dict(SETS[job.data].given) | {"model": options.model, "train": files["train"], "dev": files["held-out"]}
     given |= {"task": "classification", "seed": SEED, "lr": options.lr}
     plain = runs / "plain" / job.data

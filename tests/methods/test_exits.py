@@ -12,11 +12,13 @@ from offramp import engines, methods
 from offramp.core.loop import Result, run
 from offramp.core.packed import Packed, pack
 from offramp.errors import OfframpError
+from offramp.methods._base import DepthMethod
 from offramp.methods.berxit import BERxiTOptions
 from offramp.methods.pabee import PABEEPolicy, PABEESettings
 from offramp.methods.shallow_deep import ShallowDeepSettings
 from offramp.nn.batches import Batch
 from offramp.nn.exit_policies import EntropySettings, JointOptions, ThresholdSettings, exit_weights
+from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_losses
@@ -118,6 +120,32 @@ def test_shallow_deep_weights_grow_with_progress() -> None:
 def test_index_weights_count_exits_from_one() -> None:
     assert exit_weights(3, "index") == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     assert exit_weights(4, "uniform") == [0.25] * 4
+
+
+@pytest.mark.parametrize("name", ["branchynet", "shallow_deep", "pabee", "berxit"])
+def test_exit_0_trains_its_own_head_and_leaves_the_model_alone(name: str) -> None:
+    method, net = method_and_network(name)
+    net.eval()
+    batch = Batch(pack(factories.token_ids([5, 9, 4])), torch.tensor([0, 1, 2]), [0, 1, 2])
+
+    def gradients() -> dict[str, Tensor]:
+        for _, parameter in net.named_parameters():
+            parameter.grad = None
+        assert isinstance(method, DepthMethod)
+        method.objective(method.options())(net, forward_all_layers(net.encoder, batch.packed), batch).backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+    with_exit0 = gradients()
+    heads = net.added[EXIT_HEADS]
+    assert isinstance(heads, torch.nn.ModuleDict)
+    own = {f"added.{EXIT_HEADS}.0.{name}" for name, _ in heads.pop("0").named_parameters()}
+    without = gradients()
+    assert own <= with_exit0.keys() and not own & without.keys()
+    unit = {name for name in without if name.startswith(f"added.{EXIT_UNIT}.")}  # berxit's reads every exit
+    torch.testing.assert_close(
+        {name: with_exit0[name] for name in without.keys() - unit},
+        {name: without[name] for name in without.keys() - unit},
+    )
 
 
 @pytest.mark.parametrize("name", ["branchynet", "shallow_deep", "berxit"])

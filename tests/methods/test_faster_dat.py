@@ -124,13 +124,13 @@ def test_layers_above_the_largest_depth_are_neither_trained_nor_run() -> None:
     with torch.no_grad():
         result = run(engines.make("torch", net.encoder), net, FasterDATPolicy(net, FasterDATSettings()), packed)
     assert result.exit_layer.tolist() == [2.0, 2.0, 1.0]
-    (stage,) = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
-    names = [name for name, _ in stage.trainable()]
-    assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
-    assert (
-        not any("classifier" in name or "pooler" in name for name in names)
-        and "added.final_head.project.weight" in names
-    )
+    fine_tuning, planned = methods.get("faster_dat").stages(net, FasterDATOptions(layers=2))
+    assert fine_tuning.fine_tuning and not fine_tuning.is_done_in({})  # a plain run has another head
+    for stage in (fine_tuning, planned):
+        names = [name for name, _ in stage.trainable()]
+        assert any("layer.1." in name for name in names) and not any("layer.2." in name for name in names)
+        assert not any("classifier" in name or "pooler" in name for name in names)
+        assert "added.final_head.project.weight" in names
 
 
 def test_informative_words_can_go_deep_instead() -> None:

@@ -81,7 +81,7 @@ def test_reconstruction_stores_only_the_table(base: str, tmp_path: Path) -> None
     quick = Schedule(epochs=1, batch_size=8, lr=0.005)
     run_folder = factories.run_folder(base, tmp_path, "faster_dat", "regression", options=options, schedule=quick)
     stages = [entry["stage"] for entry in folder.read_recipe(run_folder)["log"]]
-    assert stages == ["train masked model", "fine-tune planned depths"]
+    assert stages == ["train masked model", "fine-tune", "fine-tune planned depths"]
     saved = load_file(run_folder / "offramp.safetensors")
     assert not any(name.startswith("masked.model") for name in saved) and saved["depths.depths"].shape[1] == 8
     model = offramp.load(run_folder)

@@ -48,6 +48,10 @@ def command(
         typer.Option(min=1, show_default="32", help="rows of 64 tokens in a batch; a batch of shorter rows holds more"),
     ] = None,
     lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
+    later_lr: Annotated[
+        float | None,
+        typer.Option(show_default="0.3 of --lr; --lr with --recipe", help="learning rate in stages after fine-tuning"),
+    ] = None,
     embedding_lr: Annotated[
         float | None,
         typer.Option(show_default="--lr; 0.002 from scratch", help="learning rate of the embedding tables"),
@@ -115,6 +119,7 @@ def command(
             epochs=epochs,
             batch_size=batch_size,
             lr=lr,
+            later_lr=later_lr,
             embedding_lr=embedding_lr,
             max_length=max_length,
             limit=limit,

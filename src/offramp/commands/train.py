@@ -48,7 +48,7 @@ from offramp.nn.batches import Data
 from offramp.tasks import Task
 from offramp.training import checkpoint
 from offramp.training.run_lock import check_output_free, locked_working_folder, working_folder
-from offramp.training.stage import Stage
+from offramp.training.stage import Stage, mark_later_stages
 from offramp.training.trainer import Schedule, Trainer
 from offramp.utils.command_line import model_name_of, short_path
 from offramp.utils.files import atomic_replace, check_not_input, write_json, write_text
@@ -124,6 +124,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    later_lr: float | None = None,
     embedding_lr: float | None = None,
     max_length: int | None = None,
     limit: int | None = None,
@@ -165,6 +166,8 @@ def train(
         dev_split: the share of the training rows that is held out when there is no `dev`.
         init: a run folder of the same task whose fine-tuned weights to start from.
         epochs, batch_size, lr: of each stage, 3, 32 and 5e-5 by default; `lr` is that of the pretrained part.
+        later_lr: that of stages after plain fine-tuning, by default 0.3 · `lr`, because they see the same rows again;
+            with a recipe `lr`: the papers have one rate.
         embedding_lr: learning rate of the embedding tables; by default `lr`, but 2e-3 where a backbone that began from
             scratch is fine-tuned: its embeddings are large after pretraining, and `lr` would hardly turn them.
         max_length: the longest row in tokens.
@@ -195,6 +198,7 @@ def train(
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     if recipe:
         plan = recipes.load_recipe(recipe).override(given, options or {})
+        later_lr = plan.lr if later_lr is None else later_lr
     else:
         plan = recipes.Recipe(**{"method": methods.AUTO, **given}, options=options or {})
     schedule = Schedule(
@@ -205,6 +209,7 @@ def train(
         plan.weight_decay,
         seed=seed,
         precision=precision,
+        later_lr=later_lr or 0.0,
         embedding_lr=0.0 if embedding_lr is None else embedding_lr,
         save_seconds=save_seconds,
         snapshots=snapshots,
@@ -538,7 +543,9 @@ def _texts(rows: TrainingRows) -> Iterator[str]:
 
 def _stages(request: TrainRequest, model: LoadedRun) -> list[Stage]:
     """Return the stages to train: without the fine-tuning an earlier run did, and without exits that need none."""
-    stages = [stage for stage in model.method.stages(model.network, model.options) if stage.trainable()]
+    every = model.method.stages(model.network, model.options)
+    mark_later_stages(every)
+    stages = [stage for stage in every if stage.trainable()]
     earlier = folders.read_description(request.init) if request.init else None
     return [stage for stage in stages if earlier is None or not stage.is_done_in(earlier)] or stages
 

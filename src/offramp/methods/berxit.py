@@ -113,7 +113,7 @@ class BERxiT(DepthMethod):
         """Return the summed loss of all exits and the loss of the unit; in a pair, every step uses it."""
 
         def loss(net: Network, states: LayerStates, batch: Batch) -> Tensor:
-            exits = len(net.exit_heads) + 1
+            exits = len(net.exit_heads.keys() - {0}) + 1
             return exits * weighted_exit_loss(net, options, states, batch) + exit_unit_loss(net, states, batch)
 
         return loss

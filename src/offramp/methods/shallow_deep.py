@@ -4,7 +4,7 @@ What it does: all exits are trained together with the backbone; exit i has the w
 where C_i is its share of the full model's depth, so that early exits hardly disturb the backbone at the beginning. At
 run time a row exits at the first exit whose best answer has a probability above `confidence`.
 
-Modifications (ours, not the paper's): C_i = layer/depth (at least 0.05, for exit 0) instead of measured operations of
+Modifications (ours, not the paper's): C_i = layer/depth (0.05 for exit 0) instead of measured operations of
 convolutional blocks; progress is counted in steps instead of epochs, of which there are few here; an exit 0 on the
 embeddings, whose head also reads a bag of words (`bag_of_words`): where single words tell the answer, the cheapest
 points are its own. `exit0=false` is without it.
@@ -29,9 +29,11 @@ from offramp.nn.exit_policies import JointOptions, LeastConfidencePolicy, Thresh
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
 from offramp.training.forward import LayerStates
-from offramp.training.losses import exit_losses
+from offramp.training.losses import detached_exit0_loss, exit_losses
 from offramp.training.objectives import JointStage, Objective, after_fine_tuning, joint_hooks
 from offramp.training.stage import Stage
+
+EXIT0_SHARE = 0.05  # C_0
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,12 @@ class GrowingWeightsStage(JointStage):
 
 def scheduled_exit_loss(progress: float, net: Network, states: LayerStates, batch: Batch) -> Tensor:
     """Return the loss of all exits, weighted as at this point of training (0…1)."""
-    layers = sorted(net.exit_heads)
-    share = torch.tensor([max(0.05, layer / net.depth) for layer in layers])
+    layers = [layer for layer in sorted(net.exit_heads) if layer > 0]
+    share = torch.tensor([EXIT0_SHARE, *(layer / net.depth for layer in layers)])
     weight = torch.minimum(share, 0.01 + progress * share)
     losses = exit_losses(net, states, batch, [*layers, net.depth])
-    return losses @ torch.cat((weight, torch.ones(1))).to(losses)
+    on_embeddings = weight[0] * detached_exit0_loss(net, states, batch)
+    return losses @ torch.cat((weight[1:], torch.ones(1))).to(losses) + on_embeddings
 
 
 class ShallowDeep(DepthMethod):

@@ -28,6 +28,18 @@ def exit_losses(network: Network, states: LayerStates, batch: Batch, layers: lis
     return torch.stack([exit_loss(network, layer, states.after(layer), batch) for layer in layers])
 
 
+def detached_exit0_loss(network: Network, states: LayerStates, batch: Batch) -> Tensor:
+    """Return the task's loss of the exit on the embeddings, for that exit's head alone; 0 where there is none.
+
+    No paper has this exit, so methods that train exits with the model must be the same model with and without it. Then
+    it can also be closed in calibration instead of training a second time.
+    """
+    packed = states.after(0)
+    if 0 not in network.exit_heads:
+        return packed.states.new_zeros((), dtype=torch.float32)
+    return exit_loss(network, 0, packed.with_states(packed.states.detach()), batch)
+
+
 def last_exit_loss(network: Network, states: LayerStates, batch: Batch) -> Tensor:
     """Return the task's loss of the full model: the objective where no depth method brings its own."""
     return exit_loss(network, network.depth, states.after(network.depth), batch)

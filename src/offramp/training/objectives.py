@@ -21,17 +21,21 @@ from offramp.training.distillation import (
     teacher_logits,
 )
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
-from offramp.training.losses import exit_loss, exit_losses, last_exit_loss
+from offramp.training.losses import detached_exit0_loss, exit_loss, exit_losses, last_exit_loss
 from offramp.training.stage import Backward, Stage, forward_frozen
 
 Objective = Callable[[Network, LayerStates, Batch], Tensor]
 
 
 def weighted_exit_loss(network: Network, options: WeightedOptions, states: LayerStates, batch: Batch) -> Tensor:
-    """Return the weighted sum of the losses of all exits, the last exit included."""
-    layers = [*sorted(network.exit_heads), network.depth]
+    """Return the weighted sum of the losses of all exits, the last exit included.
+
+    The exit on the embeddings has the weight of the first exit after a layer, and trains its own head alone.
+    """
+    layers = [*(layer for layer in sorted(network.exit_heads) if layer > 0), network.depth]
     losses = exit_losses(network, states, batch, layers)
-    return losses @ losses.new_tensor(exit_weights(len(layers), options.weights))
+    weights = losses.new_tensor(exit_weights(len(layers), options.weights))
+    return losses @ weights + weights[0] * detached_exit0_loss(network, states, batch)
 
 
 def weighted_objective(options: WeightedOptions) -> Objective:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from offramp.errors import OfframpError
 
 PRECISIONS = ("auto", "bf16", "fp32")
+# Stages after fine-tuning see the same rows again; at the full rate the model forgets more than it learns.
+LATER_LR_SHARE = 0.3
 LARGEST_SEED = 2**32 - 1  # that every generator of random numbers takes
 
 
@@ -22,6 +24,7 @@ class Schedule:
     clip: float = 1.0
     seed: int = 42
     precision: str = "auto"  # auto, bf16 or fp32
+    later_lr: float = 0.0  # in stages that follow plain fine-tuning; 0: LATER_LR_SHARE · lr
     embedding_lr: float = 0.0  # of embedding tables; 0: that of the other pretrained parameters
     save_seconds: float = 120.0
     snapshots: int = 0  # how many times in each stage the weights are kept beside the run
@@ -31,6 +34,7 @@ class Schedule:
             ("epochs", self.epochs >= 1, "1 or more"),
             ("batch_size", self.batch_size >= 1, "1 or more"),
             ("lr", 0.0 < self.lr < 1.0, "a number above 0 and below 1, e.g. 5e-5"),
+            ("later_lr", 0.0 <= self.later_lr < 1.0, "0 (a share of --lr) up to below 1, e.g. 2e-5"),
             ("embedding_lr", 0.0 <= self.embedding_lr < 1.0, "0 (as the others) up to below 1, e.g. 2e-3"),
             ("seed", isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED, f"0 to {LARGEST_SEED}"),
             ("snapshots", self.snapshots >= 0, "0 (none) or more, e.g. 4: after every quarter of a stage"),
@@ -39,6 +43,10 @@ class Schedule:
             if not valid:
                 given = f"--{name.replace('_', '-')} {getattr(self, name)}"
                 raise OfframpError("a training schedule", given, f"give {fix}")
+
+    def lr_of(self, follows_fine_tuning: bool) -> float:
+        """Return the learning rate of the pretrained part in a stage."""
+        return (self.later_lr or LATER_LR_SHARE * self.lr) if follows_fine_tuning else self.lr
 
     def keeps_snapshot(self, epoch: int) -> bool:
         """Return whether the weights after this epoch (from 0) are kept: the first that ends one of equal parts."""

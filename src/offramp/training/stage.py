@@ -36,6 +36,7 @@ class Stage:
     fine_tuning: bool = False  # whether this is the plain fine-tuning that `--init RUN` replaces
     needs_labels: bool = True  # whether the loss needs targets; if no stage does, unlabelled rows are accepted
     reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before, if `needs_reference`
+    follows_fine_tuning: bool = field(default=False, kw_only=True)  # then it has a learning rate of its own
 
     needs_reference: ClassVar[bool] = False  # whether `best_epoch` compares with the dev scores before this stage
 
@@ -86,6 +87,14 @@ class Stage:
     def best_epoch(self, history: Sequence[dict[str, float]]) -> int:
         """Return the index of the best epoch by the task's metric on dev rows; of equals the later."""
         return rank_epochs(self.network, history)[0]
+
+
+def mark_later_stages(stages: Sequence[Stage]) -> None:
+    """Mark the stages of a method that come after plain fine-tuning, also if `--init` replaces that."""
+    fine_tuned = False
+    for stage in stages:
+        stage.follows_fine_tuning = fine_tuned
+        fine_tuned = fine_tuned or stage.fine_tuning
 
 
 def rank_epochs(network: Network, history: Sequence[dict[str, float]]) -> list[int]:

@@ -91,7 +91,8 @@ class Trainer:
             parameter.requires_grad_(False)
         for _, parameter in stage.trainable():
             parameter.requires_grad_(True)
-        rate, groups_by_optimiser = self.schedule.embedding_lr, stage.optimisers(self.schedule.lr)
+        rate = self.schedule.embedding_lr
+        groups_by_optimiser = stage.optimisers(self.schedule.lr_of(stage.follows_fine_tuning))
         optimisers = [self._optimiser(with_embedding_rate(self.network, one, rate)) for one in groups_by_optimiser]
         if resumed:
             checkpoint.read_checkpoint(self.folder, self.network, optimisers)

@@ -21,6 +21,8 @@ Modifications (ours, not the paper's):
   information by accident and, like unseen words, go through all layers (published: every word is in the table). The
   recipe `faster_dat/published` has the published choices;
 - tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
+- the model is fine-tuned with all words at full depth before it is trained at planned depths (`mixed=false`: at planned
+  depths from the beginning);
 - `deep=telling` inverts the table of `mi`: the most informative words go deepest;
 - with `bins=width`, `least` is the smallest information that is distinguished: words with almost no information, by
   accident, make all bins wide, and a higher floor such as 1e-7 sends more words deep, at the cost of MACs.
@@ -38,7 +40,7 @@ from offramp.methods._base import Method
 from offramp.methods.faster_dat.masked_model import MASKED_MODEL, MaskedModel, masked_model_of
 from offramp.methods.faster_dat.options import FasterDATOptions, FasterDATSettings
 from offramp.methods.faster_dat.policy import FasterDATPolicy, deepest_word
-from offramp.methods.faster_dat.training import MaskedModelStage, PlannedDepthsStage
+from offramp.methods.faster_dat.training import AllWordsDeepStage, MaskedModelStage, PlannedDepthsStage
 from offramp.methods.faster_dat.word_depths import WORD_DEPTHS, WordDepths, word_depths_of
 from offramp.nn.exit_heads import CostOnly, MeanMaxHead, SharedExitHead
 from offramp.nn.keys import EXIT_HEADS, FINAL_HEAD, PREDICTORS
@@ -81,10 +83,13 @@ class FasterDAT(Method):
         return FasterDATPolicy(network, settings)
 
     def stages(self, network: Network, options: FasterDATOptions) -> list[Stage]:
-        """Return fine-tuning at planned depths, for reconstruction after training the masked model."""
+        """Return fine-tuning with all words deep (`mixed`), then at planned depths, for reconstruction after training
+        the masked model."""
         masked, first = masked_model_of(network), list[Stage]()
         if masked is not None:
             masked.load(network.hf.name_or_path, network.base_source)
             layers = word_depths_of(network).layers
             first = [MaskedModelStage(network, "train masked model", options.head_lr, masked=masked, layers=layers)]
+        if options.mixed:
+            first.append(AllWordsDeepStage(network, "fine-tune", options.head_lr, fine_tuning=True))
         return [*first, PlannedDepthsStage(network, "fine-tune planned depths", options.head_lr, options=options)]

@@ -45,6 +45,7 @@ class FasterDATOptions:
     least_count: int = 0  # words that occur less often are not in the table; 0: 5 for mi, 1 for reconstruction
     unseen: int = 0  # depth of words not in the table; −1: their median; 0: the largest for mi, else the median
     pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
+    mixed: bool = True  # fine-tune with all words at full depth first
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:

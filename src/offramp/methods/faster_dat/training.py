@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from offramp.methods.faster_dat.word_depths import interpolate_depths, word_dept
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.keys import FINAL_HEAD
+from offramp.training.forward import forward_all_layers
+from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, ParameterGroups, Stage
 
 
@@ -53,7 +56,34 @@ class MaskedModelStage(Stage):
 
 
 @dataclass
-class PlannedDepthsStage(Stage):
+class AllWordsDeepStage(Stage):
+    """Plain fine-tuning of the layers and the head that planned depths use: every word goes through all of them."""
+
+    def is_done_in(self, run: Mapping[str, Any]) -> bool:
+        """Return whether an earlier run has fine-tuned the same head."""
+        return FINAL_HEAD not in self.network.added and super().is_done_in(run)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        net, layers = self.network, word_depths_of(self.network).layers
+        above = {id(p) for layer in net.encoder.layers[layers:] for p in layer.parameters()}
+        above -= {id(p) for layer in net.encoder.layers[:layers] for p in layer.parameters()}
+        base = {id(p) for name, p in net.hf.base_model.named_parameters() if "pooler" not in name} - above
+        every = list(net.named_parameters())
+        if FINAL_HEAD not in net.added:
+            return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
+        return [(name, p) for name, p in every if id(p) in base or name.startswith(f"added.{FINAL_HEAD}.")]
+
+    def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
+        layers = word_depths_of(self.network).layers
+        loss = exit_loss(
+            self.network, layers, forward_all_layers(self.network.encoder, batch.packed).after(layers), batch
+        )
+        backward(loss)
+        return {"loss": loss.detach()}
+
+
+@dataclass
+class PlannedDepthsStage(AllWordsDeepStage):
     """Fine-tunes through the loop, by the rule of run time, at depths that are planned beforehand."""
 
     options: FasterDATOptions = field(kw_only=True)
@@ -83,16 +113,6 @@ class PlannedDepthsStage(Stage):
                 self.network, masked, data, scope, ReconstructionOptions(0, options.penalty)
             )
         return depths_by_reconstruction(self.network, masked, select_rows(data, options.rows), scope, how)
-
-    def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        net, layers = self.network, word_depths_of(self.network).layers
-        above = {id(p) for layer in net.encoder.layers[layers:] for p in layer.parameters()}
-        above -= {id(p) for layer in net.encoder.layers[:layers] for p in layer.parameters()}
-        base = {id(p) for name, p in net.hf.base_model.named_parameters() if "pooler" not in name} - above
-        every = list(net.named_parameters())
-        if FINAL_HEAD not in net.added:
-            return [(name, p) for name, p in every if name.startswith("model.") and id(p) not in above]
-        return [(name, p) for name, p in every if id(p) in base or name.startswith(f"added.{FINAL_HEAD}.")]
 
     def policy(self) -> Policy:
         return FasterDATPolicy(self.network, FasterDATSettings())
