@@ -44,6 +44,7 @@ from offramp.utils.run_paths import is_run
 
 PROGRAM = "python benchmarks/method_tables.py"
 SEED = 42
+LIMITS = (0.5, 1.0, 2.0)  # points that may be lost
 SHARE = 0.7  # of the MACs at which `defaults` compares methods
 STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
 CLOSED = "without-exit0"
@@ -174,18 +175,48 @@ def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     return cells
 
 
-def summary(cells: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line for every finished job: the loss against plain fine-tuning, in points, and the share of MACs."""
-    plain = {name.split("/")[0]: cell for name, cell in cells.items() if name.split("/")[1] == "full"}
+def summary(finished: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return one line for every finished job, each score against that of plain fine-tuning on the same rows.
+
+    `cheapest`: the least share of MACs on the curve of the report rows that loses at most so many points; it compares
+    methods, but nobody can choose it beforehand. `chosen`: the points that calibration chose for such a loss on
+    held-out rows, and what they lost on the report rows.
+    """
+    plain = {name.split("/")[0]: cells[0] for name, cells in finished.items() if name.split("/")[1] == "full"}
     lines = []
-    for name, cell in cells.items():
+    for name, cells in finished.items():
+        cell = cells[0]
         data, metric = name.split("/")[0], metric_of(dict(cell))
         reference = plain.get(data, cell)["metrics"][metric]
         scores = {"metric": metric, "plain": reference, "full": cell["metrics"][metric]}
         chosen = {"share": cell["at_share"]["share_of_full"], "score": cell["at_share"]["metrics"][metric]}
         line = {"name": name, "method": cell["method"], **scores, **chosen}
-        lines.append({**line, "points_lost": round(100 * (reference - line["score"]), 2)})
+        line["points_lost"] = _points_lost(reference, line["score"])
+        line["cheapest"] = {
+            str(limit): min(
+                (
+                    point["share_of_full"]
+                    for point in cell["curve"]
+                    if _points_lost(reference, point["metrics"][metric]) <= limit
+                ),
+                default=None,
+            )
+            for limit in LIMITS
+        }
+        line["chosen"] = {
+            f"{100 * one['chosen']['value']:g}": {
+                "share": one["macs"]["share_of_full"],
+                "points_lost": _points_lost(reference, one["metrics"][metric]),
+            }
+            for one in cells
+            if one["chosen"]["by"] == "max_loss"
+        }
+        lines.append(line)
     return lines
+
+
+def _points_lost(reference: float, score: float) -> float:
+    return round(100 * (reference - score), 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -211,10 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"not run: {job.run_name}")
                 continue
             write_json(path, run_job(job, options))
-        finished[f"{job.data}/{job.method}/{job.section}"] = read_json(path)[0]
+        finished[f"{job.data}/{job.method}/{job.section}"] = read_json(path)
     lines = summary(finished)
     for line in lines:
         print("{name}: {metric} {plain:.4f} plain, {full:.4f} full, {score:.4f} at {share:.3f}".format(**line))
+        print(f"    cheapest {line['cheapest']}, chosen {line['chosen']}")
     about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__, "seed": SEED}
     what = f"method tables, {options.study}: score and share of MACs at the budget {SHARE}, by set and method"
     write_json(Path(options.out) / "house" / f"{options.study}-{model}.json", {"what": what, **about, "table": lines})

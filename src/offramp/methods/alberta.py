@@ -19,8 +19,7 @@ Modifications (ours, not the paper's):
 - `cut` also cuts rows in training at depths drawn from their own distribution, and a share of them (`explore`) at any
   depth, so that short stacks are trained as they run;
 - `head` gives each earlier depth an exit head of its own, where the model's head reads one token;
-- `mixed` fine-tunes the model before it is trained through gates, and `distillation` then also teaches rows that are cut
-  the logits of that model.
+- `mixed` fine-tunes the model before it is trained through gates, and by `distil` rows then also learn its logits.
 
 The last five are on by default: without them short stacks of a pretrained model answer by chance. `--recipe
 alberta/published` turns them off; then, as in the paper, only γ asks for fewer layers.
@@ -38,7 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -52,13 +50,13 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method
-from offramp.nn.batches import Batch, Data
+from offramp.nn.batches import Batch
 from offramp.nn.exit_heads import WIDTH, ExitHead, Pool, SharedExitHead, pool_states
 from offramp.nn.exit_policies import UncertaintyPolicy
 from offramp.nn.keys import EXIT_HEADS, EXIT_UNIT
 from offramp.nn.network import Network
 from offramp.nn.setting_space import ThresholdSpace
-from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
+from offramp.training.distillation import distillation_loss
 from offramp.training.forward import ForwardHooks, LayerStates
 from offramp.training.losses import exit_loss
 from offramp.training.objectives import JointStage, after_fine_tuning
@@ -98,7 +96,7 @@ class ALBERTaOptions:
     explore: float = 0.5  # share of rows cut at a uniformly drawn depth instead, so that shallow exits are trained too
     head: Literal["own", "first", "mean", "meanmax"] = "meanmax"  # the head of rows that end early (not of words)
     mixed: bool = True  # fine-tune the backbone alone first
-    distillation: float = 1.0  # mixed: weight of the loss against the logits of the fine-tuned model
+    distil: bool = True  # mixed: rows learn the logits of the fine-tuned model beside the labels
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -107,9 +105,6 @@ class ALBERTaOptions:
             raise OfframpError("a number of layers before the depth is predicted", f"prefix={self.prefix}", fix)
         if not self.penalty >= 0.0:
             raise OfframpError("a depth penalty", f"penalty={self.penalty}", "use 0 (none) or more, e.g. 0.1")
-        if not self.distillation >= 0.0:
-            given = f"distillation={self.distillation}"
-            raise OfframpError("a weight of distillation", given, "use 0 (none) or more, e.g. 1")
         if not 0.0 <= self.explore <= 1.0 or (self.explore > 0.0 and not self.cut):
             fix = "use 0 to 1 with cut=true, or explore=0 with cut=false"
             raise OfframpError("a share of rows cut at any depth", f"explore={self.explore}, cut={self.cut}", fix)
@@ -203,12 +198,6 @@ class GatedStage(JointStage):
 
     penalty: float = 0.0
     weight: float = 0.0  # of the penalty at this step
-    distillation: float = 0.0
-    teacher: TeacherLogits | None = None  # the fine-tuned model's
-
-    def prepare(self, data: Data, folder: Path) -> None:
-        if self.distillation > 0.0 and self.follows_fine_tuning and self.network.task.outputs > 0:
-            self.teacher = teacher_logits(self.network, data, folder)
 
     def set_progress(self, share: float) -> None:
         self.weight = self.penalty * share
@@ -287,15 +276,13 @@ class ALBERTa(Method):
 
         def objective(net: Network, states: LayerStates, batch: Batch) -> Tensor:
             penalty = stage.weight * states.packed.rows[LAYER_NEEDS].mean()
-            if net.task.outputs == 0:
+            if options.head == "own" or net.per_token:
                 return exit_loss(net, net.depth, states.after(net.depth), batch) + penalty
-            own = options.head == "own" or net.per_token
-            logits = net(net.depth, states.after(net.depth)) if own else _logits_at_cut(net, states, prefix)
+            logits = _logits_at_cut(net, states, prefix)
             loss = net.task.loss(logits, batch.targets, batch.packed.lengths.to(net.device)) + penalty
-            if stage.teacher is None:
+            if batch.teacher is None:
                 return loss
-            known = stage.teacher.for_batch(batch)
-            return loss + stage.distillation * distillation_loss(net, logits, known, batch.packed)
+            return loss + distillation_loss(net, logits, batch.teacher, batch.packed)
 
         stage = GatedStage(
             network,
@@ -304,6 +291,6 @@ class ALBERTa(Method):
             objective=objective,
             hooks=ForwardHooks(gate=gate),
             penalty=options.penalty,
-            distillation=options.distillation,
+            distil=options.distil,
         )
         return after_fine_tuning(options.mixed, stage)

@@ -9,7 +9,8 @@ Modifications (ours, not the paper's or its code's):
 - its squared error is added in the steps that train all exits;
 - alternation restarts with every epoch, as in the code; the sum over exits includes the last one, as in the paper;
 - `weights=index` gives later exits more weight, with the same total;
-- the model is fine-tuned before the exits are trained with it (`mixed=false`: together from the beginning);
+- the model is fine-tuned before the exits are trained with it (`mixed=false`: together from the beginning), and all
+  exits then learn its logits beside the labels (`distil=false`: labels alone);
 - an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`). The unit that decides reads states
   only. `exit0=false` is without it.
 
@@ -121,6 +122,11 @@ class BERxiT(DepthMethod):
     def stages(self, network: Network, options: BERxiTOptions) -> list[Stage]:
         """Return alternating training, by option after fine-tuning the backbone alone."""
         stage = AlternatingStage(
-            network, "alternating", options.head_lr, objective=self.objective(options), hooks=joint_hooks(options)
+            network,
+            "alternating",
+            options.head_lr,
+            objective=self.objective(options),
+            hooks=joint_hooks(options),
+            distil=options.distil,
         )
         return after_fine_tuning(options.mixed, stage)

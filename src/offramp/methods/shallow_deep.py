@@ -97,5 +97,6 @@ class ShallowDeep(DepthMethod):
             options.head_lr,
             objective=lambda *inputs: scheduled_exit_loss(stage.progress, *inputs),
             hooks=joint_hooks(options),
+            distil=options.distil,
         )
         return after_fine_tuning(options.mixed, stage)

@@ -27,10 +27,11 @@ class Batch:
     packed: Packed
     targets: Tensor  # empty where rows have no labels
     indices: list[int]  # of the encoded rows: artifacts such as saliencies are looked up by them
+    teacher: Tensor | None = None  # logits that exits learn beside the labels, one for each row or token
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
-        return Batch(self.packed.to(device), self.targets.to(device), self.indices)
+        return replace(self, packed=self.packed.to(device), targets=self.targets.to(device))
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ class JointOptions(ExitOptions):
     """Exits that are trained together with the backbone."""
 
     mixed: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)  # fine-tune the backbone alone first
+    # mixed: exits learn the logits of the fine-tuned model beside the labels
+    distil: bool = field(default=True, metadata=SINGLE_METHOD_ONLY)
     # layers get the mean of the gradients of the exits above, not their sum
     equilibrium: bool = field(default=False, metadata=SINGLE_METHOD_ONLY)
 

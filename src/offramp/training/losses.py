@@ -9,18 +9,20 @@ from offramp.core.packed import Packed
 from offramp.nn.batches import Batch
 from offramp.nn.network import Network
 from offramp.tasks import IGNORED_TARGET
+from offramp.training.distillation import distillation_loss
 from offramp.training.forward import LayerStates
 
 
 def exit_loss(network: Network, layer: int, packed: Packed, batch: Batch) -> Tensor:
-    """Return the task's loss of the exit after a layer."""
+    """Return the task's loss of the exit after a layer; where the batch brings a teacher, with that of its logits."""
     targets = batch.targets
     if network.task.outputs == 0:  # logits over a vocabulary are computed only where there is a target
         labelled = (targets != IGNORED_TARGET).nonzero().squeeze(1)
         packed = Packed(packed.states.index_select(0, labelled), torch.tensor([labelled.shape[0]]))
         targets = targets.index_select(0, labelled)
     logits = network(layer, packed)
-    return network.task.loss(logits, targets, packed.lengths.to(logits.device))
+    loss = network.task.loss(logits, targets, packed.lengths.to(logits.device))
+    return loss if batch.teacher is None else loss + distillation_loss(network, logits, batch.teacher, packed)
 
 
 def exit_losses(network: Network, states: LayerStates, batch: Batch, layers: list[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,17 +75,31 @@ def detached_exits_objective(exit_objective: Objective) -> Objective:
 
 @dataclass
 class JointStage(Stage):
-    """Trains all parameters together by one objective over the states of all layers."""
+    """Trains all parameters together by one objective over the states of all layers.
+
+    With `distil`, after fine-tuning, all exits also learn the logits of the fine-tuned model: labels alone, seen again,
+    let it forget.
+    """
 
     objective: Objective = field(kw_only=True)
     hooks: ForwardHooks = field(default_factory=ForwardHooks)
+    distil: bool = field(default=False, kw_only=True)
+    teacher: TeacherLogits | None = None
+
+    def prepare(self, data: Data, folder: Path) -> None:
+        if self.distil and self.follows_fine_tuning and self.network.task.outputs > 0:
+            self.teacher = teacher_logits(self.network, data, folder)
+
+    def with_teacher(self, batch: Batch) -> Batch:
+        """Return the batch with the logits that its exits learn beside the labels, if there are any."""
+        return batch if self.teacher is None else replace(batch, teacher=self.teacher.for_batch(batch))
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         states = forward_all_layers(self.network.encoder, batch.packed, self.hooks)
-        loss = self.objective(self.network, states, batch)
+        loss = self.objective(self.network, states, self.with_teacher(batch))
         backward(loss)
         return {"loss": loss.detach()}
 
@@ -93,9 +107,8 @@ class JointStage(Stage):
 def joint_stages(network: Network, options: WeightedOptions) -> list[Stage]:
     """Return the joint stage of the weighted sum, after fine-tuning the backbone alone if `options.mixed`."""
     objective, hooks = weighted_objective(options), joint_hooks(options)
-    return after_fine_tuning(
-        options.mixed, JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks)
-    )
+    stage = JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks, distil=options.distil)
+    return after_fine_tuning(options.mixed, stage)
 
 
 def joint_hooks(options: JointOptions) -> ForwardHooks:
@@ -124,7 +137,7 @@ class AlternatingStage(JointStage):
             return super().step(batch, backward)
         depth = self.network.depth
         last = forward_all_layers(self.network.encoder, batch.packed).after(depth)
-        loss = exit_loss(self.network, depth, last, batch)
+        loss = exit_loss(self.network, depth, last, self.with_teacher(batch))
         backward(loss)
         return {"loss": loss.detach()}
 

@@ -46,6 +46,7 @@ class FasterDATOptions:
     unseen: int = 0  # depth of words not in the table; −1: their median; 0: the largest for mi, else the median
     pool: Literal["meanmax", "own"] = "meanmax"  # what the head reads; own: the model's own head
     mixed: bool = True  # fine-tune with all words at full depth first
+    distil: bool = True  # mixed: planned depths learn the logits of all words at full depth beside the labels
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from offramp.methods.faster_dat.word_depths import interpolate_depths, word_dept
 from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Batch, Data
 from offramp.nn.keys import FINAL_HEAD
+from offramp.training.distillation import TeacherLogits, distillation_loss, teacher_logits
 from offramp.training.forward import forward_all_layers
 from offramp.training.losses import exit_loss
 from offramp.training.stage import Backward, ParameterGroups, Stage
@@ -88,8 +89,12 @@ class PlannedDepthsStage(AllWordsDeepStage):
 
     options: FasterDATOptions = field(kw_only=True)
     own: tuple[Tensor, ...] = ()  # transductive: for each training row the depths of its words
+    teacher: TeacherLogits | None = None  # the model with all words at full depth
 
     def prepare(self, data: Data, folder: Path) -> None:
+        all_layers = word_depths_of(self.network).layers == self.network.depth
+        if self.options.distil and self.follows_fine_tuning and all_layers:
+            self.teacher = teacher_logits(self.network, data, folder)
         table = load_or_compute(folder / "depths.safetensors", lambda: self._plan(data))
         word_depths_of(self.network).fill({name: tensor.to(self.network.device) for name, tensor in table.items()})
         if self.options.transductive:
@@ -124,5 +129,8 @@ class PlannedDepthsStage(AllWordsDeepStage):
         result = run(engines.make("torch", self.network.encoder), self.network, rule, batch.packed)
         lengths = batch.packed.lengths.to(result.logits.device)
         loss = self.network.task.loss(result.logits, batch.targets, lengths)
+        if self.teacher is not None:
+            known = self.teacher.for_batch(batch)
+            loss = loss + distillation_loss(self.network, result.logits, known, batch.packed)
         backward(loss)
         return {"loss": loss.detach()}
