@@ -274,7 +274,7 @@ def print_plan(options: argparse.Namespace) -> None:
     first = f"{common} --lr 1e-3 --epochs {options.epochs} --snapshots 4"
     six_blocks = f"{first} --model {out}/marian-6.json --method depth_adaptive"
     print(f"{six_blocks} --set form=threshold --out {out}/aligned")
-    then = f"{common} --lr 3e-4 --epochs {options.then} --model {out}/marian-6.json --method depth_adaptive"
+    then = f"{common} --lr 1e-3 --later-lr 3e-4 --epochs {options.then} --model {out}/marian-6.json --method depth_adaptive"
     then += f" --init {out}/aligned"
     for name, sets in {
         "geometric": "form=geometric alpha=0.1",
@@ -302,8 +302,15 @@ def measure_runs(options: argparse.Namespace, work: Callable[[Predictor, Data], 
         print(f"{Path(run).name}: {json.dumps(results[Path(run).name])[:400]}", flush=True)
     data, split = data_and_split(options.data)
     trained = {Path(run).name: _trained(run) for run in options.runs}
-    about = {"data": data, "split": split, "rows": len(rows), "hardware": hardware(), "version": __version__}
-    return {**about, "date": datetime.date.today().isoformat(), "trained": trained, "runs": results}
+    about = {"command": command_line(PROGRAM), "data": data, "split": split, "rows": len(rows)}
+    return {
+        **about,
+        "hardware": hardware(),
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+        "trained": trained,
+        "runs": results,
+    }
 
 
 def _trained(run: str) -> dict[str, Any]:
@@ -333,11 +340,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json")
     parser.add_argument("--png")
     parser.add_argument("--out", default="runs/nmt")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=18, help="plan: of the first stage")
     parser.add_argument("--batch-size", type=int, default=64, help="plan: pairs of mean length in a batch")
     parser.add_argument("--width", type=int, default=SHAPE["d_model"], help="plan: the model's width")
     parser.add_argument("--vocabulary", type=int, default=SHAPE["vocab_size"], help="plan: pieces to learn")
-    parser.add_argument("--then", type=int, default=4, help="epochs of the second stage")
+    parser.add_argument("--then", type=int, default=3, help="epochs of the second stage")
     parser.add_argument("--rounds", type=int, default=5)
     return parser
 
@@ -355,7 +362,8 @@ def write_curve(options: argparse.Namespace) -> None:
         trained = {**_trained(options.runs[0]), "hardware": hardware(), "version": __version__}
         write_json(kept, {**about, **trained, "date": datetime.date.today().isoformat(), "snapshots": found})
     if options.png:
-        draw_trade_off({name: one["points"] for name, one in found.items()}, Path(options.png))
+        names = {name: f"after epoch {int(name.rsplit('-', 1)[1])}" for name in found}
+        draw_trade_off({names[name]: one["points"] for name, one in found.items()}, Path(options.png))
 
 
 def run_part(options: argparse.Namespace) -> None:
@@ -388,7 +396,7 @@ def run_part(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the parts."""
     try:
-        run_part(build_parser().parse_args(arguments))
+        run_part(build_parser().parse_intermixed_args(arguments))  # runs may stand before or after options
     except OfframpError as error:
         sys.exit(str(error))
 

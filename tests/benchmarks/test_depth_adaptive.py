@@ -91,3 +91,8 @@ def test_script_writes_exits_and_prints_a_plan(
     commands = capsys.readouterr().out.splitlines()
     assert len(commands) == 16 and all(line.startswith("offramp train") for line in commands)
     assert len(list((tmp_path / "nmt").glob("marian-*.json"))) == 6
+
+
+def test_runs_may_stand_after_options() -> None:
+    parsed = depth_adaptive.build_parser().parse_intermixed_args(["exits", "--data", "test.jsonl", "one", "two"])
+    assert parsed.runs == ["one", "two"] and parsed.part == "exits"
