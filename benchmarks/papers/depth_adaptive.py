@@ -274,8 +274,8 @@ def print_plan(options: argparse.Namespace) -> None:
     first = f"{common} --lr 1e-3 --epochs {options.epochs} --snapshots 4"
     six_blocks = f"{first} --model {out}/marian-6.json --method depth_adaptive"
     print(f"{six_blocks} --set form=threshold --out {out}/aligned")
-    then = f"{common} --lr 1e-3 --later-lr 3e-4 --epochs {options.then} --model {out}/marian-6.json --method depth_adaptive"
-    then += f" --init {out}/aligned"
+    then = f"{common} --lr 1e-3 --later-lr 3e-4 --epochs {options.then} --model {out}/marian-6.json"
+    then += f" --method depth_adaptive --init {out}/aligned"
     for name, sets in {
         "geometric": "form=geometric alpha=0.1",
         "multinomial": "form=multinomial alpha=0.1",

@@ -57,6 +57,19 @@ def test_options_exist(rows: list[dict[str, Any]]) -> None:
     assert options.bag_of_words_depth == 3
 
 
+@pytest.mark.parametrize(("words", "rate"), [(3, 0.0), (120, 1e-3)])
+def test_long_rows_are_trained_at_the_full_rate(base: str, tmp_path: Path, words: int, rate: float) -> None:
+    rows = [
+        {"text": " ".join([row["text"]] * words), "label": row["label"]} for row in factories.labelled_rows(count=16)
+    ]
+    given: dict[str, Any] = {"epochs": 1, "batch_size": 8, "lr": 1e-3, "max_length": 128}
+    run = offramp.train(
+        model=base, train=factories.write_jsonl(tmp_path / "train.jsonl", rows), out=tmp_path / "run", **given
+    )
+    recipe = yaml.safe_load((run.folder / "recipe.yaml").read_text())
+    assert recipe["schedule"]["later_lr"] == rate  # 0: the share that stages after fine-tuning have by default
+
+
 def test_training_chooses_by_default_and_the_folder_names_the_choice(base: str, tmp_path: Path) -> None:
     train = factories.write_jsonl(tmp_path / "train.jsonl", factories.labelled_rows("classification", 24))
     given: dict[str, Any] = {"epochs": 1, "batch_size": 8, "options": {"bag_of_words_depth": 1}}

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from offramp import methods
 from offramp.nn.batches import Batch
+from offramp.training.objectives import JointStage
 from offramp.training.schedule import Schedule
 from offramp.training.stage import (
     Backward,
     ParameterGroups,
     Stage,
     cheapest_epoch,
+    mark_later_stages,
     rank_epochs,
     with_embedding_rate,
 )
@@ -74,6 +77,30 @@ def test_embedding_tables_have_a_learning_rate_of_their_own(base: str) -> None:
             assert rates[id(parameter)] == 2e-3, name
         elif "encoder.layer" in name:
             assert rates[id(parameter)] == 1e-4, name
+
+
+def test_stages_after_fine_tuning_have_a_learning_rate_of_their_own() -> None:
+    net = factories.network("pabee")
+    before, fine_tuning, after = Stage(net, "a"), Stage(net, "b", fine_tuning=True), Stage(net, "c")
+    mark_later_stages([before, fine_tuning, after])
+    assert [stage.follows_fine_tuning for stage in (before, fine_tuning, after)] == [False, False, True]
+    schedule = Schedule(lr=1e-4)
+    assert schedule.lr_of(False) == 1e-4 and schedule.lr_of(True) == pytest.approx(3e-5)
+    assert Schedule(lr=1e-4, later_lr=2e-4).lr_of(True) == 2e-4
+
+
+@pytest.mark.parametrize("name", ["pabee", "berxit", "alberta"])
+def test_joint_stages_learn_the_logits_of_the_fine_tuned_model(name: str, tmp_path: Path) -> None:
+    net, data = factories.network(name), factories.data()
+    _, stage = methods.get(name).stages(net, methods.get(name).options())
+    assert isinstance(stage, JointStage)
+    stage.prepare(data, tmp_path)
+    assert stage.teacher is None  # nothing was fine-tuned before
+    stage.follows_fine_tuning = True
+    stage.prepare(data, tmp_path)
+    batch = factories.batch(net, data)
+    known = stage.with_teacher(batch).teacher
+    assert known is not None and known.shape == (len(data.encoded), net.task.outputs)
 
 
 def test_the_trainer_clips_each_optimiser_alone(base: str, tmp_path: Path) -> None:

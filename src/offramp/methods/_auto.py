@@ -33,6 +33,9 @@ class ChosenMethod:
     method: str
     reason: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    full_rate: bool = (
+        False  # stages after fine-tuning keep its learning rate: the model learns to answer from few tokens
+    )
 
 
 def choose_method(
@@ -48,7 +51,7 @@ def choose_method(
     if words >= LONG_ROW:
         options = {**_words_in_exits(), "bag_of_words_training": "fitted", "sandwiches": 1}
         reason = f"{words:.0f} words a row: tokens are dropped, and rows exit"
-        return ChosenMethod("length_adaptive+deebert", reason, options)
+        return ChosenMethod("length_adaptive+deebert", reason, options, full_rate=True)
     if len(task.input_columns) > 1:
         reason = "pairs of texts: early exits know little, and small heads on a frozen model lose least"
         return ChosenMethod("deebert", reason, _words_in_exits())
