@@ -179,7 +179,7 @@ def summary(finished: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
     """Return one line for every finished job, each score against that of plain fine-tuning on the same rows.
 
     `cheapest`: the least share of MACs on the curve of the report rows that loses at most so many points; it compares
-    methods, but nobody can choose it beforehand. `chosen`: the points that calibration chose for such a loss on
+    methods, but cannot be chosen beforehand. `chosen`: the points that calibration chose for such a loss on
     held-out rows, and what they lost on the report rows.
     """
     plain = {name.split("/")[0]: cells[0] for name, cells in finished.items() if name.split("/")[1] == "full"}

@@ -11,7 +11,7 @@ from offramp.calibration import length_search as search
 from offramp.training.schedule import Schedule
 from tests import factories
 
-QUICK = Schedule(epochs=1, batch_size=24, lr=0.005)
+QUICK = Schedule(epochs=1, batch_size=24, lr=0.005, later_lr=0.005)  # one rate: few steps must suffice
 
 
 @pytest.fixture(scope="session")
