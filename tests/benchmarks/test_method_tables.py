@@ -68,3 +68,14 @@ def test_exit0_study_writes_both_cells_from_one_training(
     method_tables.main(command)  # nothing is trained again
     (table,) = (tmp_path / "out" / "house").glob("exit0-*.json")
     assert len(json.loads(table.read_text())["table"]) == 2
+
+
+def test_cells_of_auto_lie_under_the_method_that_it_chose(tmp_path: Path) -> None:
+    job, other = (method_tables.Job("auto", "trec", name, section="auto") for name in ("auto", "deebert"))
+    assert method_tables.cell_file(job, tmp_path, "minilm-s42.json") is None
+    path = method_tables.cell_path(job, tmp_path, "minilm-s42.json", "fastbert")
+    assert path == tmp_path / "trec" / "fastbert" / "auto" / "auto-minilm-s42.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("[]")
+    assert method_tables.cell_file(job, tmp_path, "minilm-s42.json") == path
+    assert method_tables.cell_file(other, tmp_path, "minilm-s42.json") is None
