@@ -7,9 +7,10 @@
 - `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
   rows, two epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
 - `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
-- `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. That exit changes
-  nothing but its own head, so the second cell comes from the same training, calibrated with the exit closed. Patience
-  counts exits and has none to close: pabee is trained a second time, without it.
+- `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. That exit trains
+  nothing but its own head (and berxit's unit, which estimates the errors of all exits), so the second cell comes from
+  the same training, calibrated with the exit closed. Patience counts exits and has none to close: pabee is trained a
+  second time, without it.
 
 DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
 Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
