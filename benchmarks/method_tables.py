@@ -204,16 +204,9 @@ def summary(finished: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
         chosen = {"share": cell["at_share"]["share_of_full"], "score": cell["at_share"]["metrics"][metric]}
         line = {"name": name, "method": cell["method"], **scores, **chosen}
         line["points_lost"] = _points_lost(reference, line["score"])
+        lost = [(_points_lost(reference, one["metrics"][metric]), one["share_of_full"]) for one in cell["curve"]]
         line["cheapest"] = {
-            str(limit): min(
-                (
-                    point["share_of_full"]
-                    for point in cell["curve"]
-                    if _points_lost(reference, point["metrics"][metric]) <= limit
-                ),
-                default=None,
-            )
-            for limit in LIMITS
+            str(limit): min((share for points, share in lost if points <= limit), default=None) for limit in LIMITS
         }
         line["chosen"] = {
             f"{100 * one['chosen']['value']:g}": {
