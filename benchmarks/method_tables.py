@@ -1,8 +1,9 @@
-"""Train methods on several data sets under the same rules and write their result cells: the tables of three questions.
+"""Train methods on several data sets under the same rules and write their result cells: the tables of four questions.
 
     python benchmarks/method_tables.py defaults --data DATA --runs RUNS --out results --minutes 7
     python benchmarks/method_tables.py auto --data DATA --runs RUNS --out results --model FOLDER
     python benchmarks/method_tables.py exit0 --data DATA --runs RUNS --out results --only trec,sst2
+    python benchmarks/method_tables.py exits --data DATA --runs RUNS --out results
 
 - `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
   rows, two epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
@@ -11,6 +12,8 @@
   nothing but its own head (and berxit's unit, which estimates the errors of all exits), so the second cell comes from
   the same training, calibrated with the exit closed. Patience counts exits and has none to close: pabee is trained a
   second time, without it.
+- `exits`: two or three exits, trained for exactly those, beside one exit a layer, in methods that train exits with the
+  model. (On a frozen model a short list is the same as closed exits.)
 
 DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
 Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
@@ -52,6 +55,7 @@ CLOSED = "without-exit0"
 CLOSABLE = ("deebert", "fastbert", "branchynet", "shallow_deep", "berxit")  # have a threshold for every exit
 ONE_STAGE = ("branchynet", "shallow_deep", "faster_dat", "depth_adaptive")  # without fine-tuning before it
 EXIT_METHODS = (*CLOSABLE, "pabee")
+JOINT_EXITS = ("shallow_deep", "branchynet")  # every exit trains the layers below it
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ SETS = {
     "mr": StudySet("all", "all", 4000, given={"epochs": 2}),
 }
 STUDIES = {"defaults": ("mr",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
-           "exit0": ("trec", "sst2", "agnews", "imdb")}  # fmt: skip
+           "exit0": ("trec", "sst2", "agnews", "imdb"), "exits": ("trec", "sst2")}  # fmt: skip
+EXIT_LISTS = ("", "0,2", "0,3", "0,2,4")  # of a model of six layers; "": one a layer
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,9 @@ def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
     if study == "exit0":
         chosen = [name for name in EXIT_METHODS if not names or name in names]
         return [job for data in sets for method in chosen for job in _with_and_without(data, method)]
+    if study == "exits":
+        chosen = [name for name in JOINT_EXITS if not names or name in names]
+        return [job for data in sets for method in chosen for job in _exit_lists(data, method)]
     if study == "defaults":
         task = tasks.get("classification")
         listed = [name for name in methods.names() if name not in STATIC and methods.get(name).serves(task)]
@@ -117,6 +125,14 @@ def _with_and_without(data: str, method: str) -> list[Job]:
     if method in CLOSABLE:
         return [first, Job("exit0", data, method, closed=True, section=CLOSED)]
     return [first, Job("exit0", data, method, {"exit0": False}, section=CLOSED)]
+
+
+def _exit_lists(data: str, method: str) -> list[Job]:
+    jobs = [Job("exits", data, "full", section="exits")]
+    for places in EXIT_LISTS:
+        options = {"exits": places} if places else {}
+        jobs.append(Job("exits", data, method, options, section=f"exits-{places.replace(',', '-') or 'all'}"))
+    return jobs
 
 
 def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:

@@ -38,6 +38,12 @@ def test_exit0_trains_a_second_time_only_where_exits_depend_on_each_other() -> N
     ]
 
 
+def test_exits_trains_for_exactly_the_listed_exits_beside_one_a_layer() -> None:
+    jobs = method_tables.jobs_of("exits", ["trec"], ["shallow_deep"])
+    assert [dict(job.options) for job in jobs] == [{}, {}, {"exits": "0,2"}, {"exits": "0,3"}, {"exits": "0,2,4"}]
+    assert jobs[0].method == "full" and len({job.section for job in jobs}) == len(jobs)
+
+
 def test_split_files_keeps_folds_and_held_out_rows_apart(tmp_path: Path) -> None:
     rows = [{"text": f"t{number}", "label": number % 2, "fold": number % 10} for number in range(60)]
     write_set(tmp_path / "data" / "mr", all=rows)
