@@ -70,6 +70,15 @@ def test_families_share_the_error_probability() -> None:
     assert all((point.loss_upper or 0.0) > (alone.loss_upper or 0.0) for point in both)
 
 
+def test_settings_of_one_threshold_have_nine_tenths_of_the_error_probability() -> None:
+    losses = np.zeros(100)
+    (alone,) = bound_losses([measured(0.5, losses)], 0.91)
+    single, searched = bound_losses([measured(0.5, losses), measured(0.4, losses, "searched")], 0.9)
+    assert single.loss_upper == alone.loss_upper and (searched.loss_upper or 0.0) > (single.loss_upper or 0.0)
+    both = [1.0 - beta.cdf(point.loss_upper or 0.0, 1, 100) for point in (single, searched)]
+    assert sum(both) == pytest.approx(0.1, abs=0.01)
+
+
 def test_a_metric_that_is_no_mean_of_rows_has_no_bounds() -> None:
     points = [replace(measured(0.5, np.zeros(9)), row_losses=None)]
     assert bound_losses(points, 0.9)[0].loss_upper is None and loss_bounds(points, 0.9).rows is None
