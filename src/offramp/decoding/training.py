@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
+from offramp.core.vocabulary_loss import vocabulary_loss
 from offramp.decoding.decoder import decoder_of, vocabulary_heads
 from offramp.decoding.exits import (
     DecoderOptions,
@@ -28,7 +29,6 @@ from offramp.decoding.exits import (
     threshold_of_average_exit,
 )
 from offramp.decoding.teacher_forcing import TeacherForced, encode_source, teacher_force
-from offramp.decoding.vocabulary_loss import vocabulary_loss
 from offramp.nn.batches import Batch, Data, build_batch
 from offramp.nn.exit_oracles import (
     GeometricExitUnit,

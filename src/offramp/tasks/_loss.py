@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offramp.core.vocabulary_loss import vocabulary_loss
 from offramp.tasks import IGNORED_TARGET, Reduction
+
+VOCABULARY = 1024  # classes from which passes over the logits are most of the time
 
 
 def concatenate_targets(targets: Iterable[list[int]]) -> Tensor:
@@ -38,6 +41,8 @@ def token_loss(logits: Tensor, targets: Tensor, lengths: Tensor, reduction: Redu
     Only labelled tokens are cast to float32 and normalised: with a vocabulary of outputs that is most of the time.
     """
     labelled = (targets != IGNORED_TARGET).nonzero().squeeze(1)  # [labelled]
+    if reduction == "mean" and logits.shape[1] >= VOCABULARY and labelled.numel():
+        return vocabulary_loss(logits[labelled], targets[labelled], 0.0)[0]
     losses = F.cross_entropy(logits[labelled].float(), targets[labelled], reduction="none")
     if reduction == "mean":
         return losses.sum() / max(1, labelled.numel())

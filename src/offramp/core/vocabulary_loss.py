@@ -1,6 +1,7 @@
 """Cross-entropy over a vocabulary with smoothed labels, in as few passes over the scores as possible.
 
-Training all exits of a decoder scores every token several times, and most of the memory traffic is here. Only the
+A masked language model scores every masked token, and all exits of a decoder score every token several times: most of
+the memory traffic is here. Only the
 scores themselves and, in the backward pass, their gradient are kept at the width of the vocabulary; in between, a few
 tokens at a time are processed, so that their scores stay in the processor's cache.
 """
