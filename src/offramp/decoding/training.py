@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from offramp.core.packed import Packed
 from offramp.core.policy import Policy
-from offramp.core.vocabulary_loss import vocabulary_loss
 from offramp.decoding.decoder import decoder_of, vocabulary_heads
 from offramp.decoding.exits import (
     DecoderOptions,
@@ -44,6 +43,7 @@ from offramp.nn.keys import HALTING_UNIT, VOCABULARIES
 from offramp.nn.network import Network
 from offramp.tasks import IGNORED_TARGET
 from offramp.training.stage import Backward, Stage
+from offramp.utils.vocabulary_loss import vocabulary_loss
 
 LABEL_SMOOTHING = 0.1
 ROWS_FOR_THRESHOLD = 128  # training rows by which the threshold of an epoch's score is found

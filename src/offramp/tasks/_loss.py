@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offramp.core.vocabulary_loss import vocabulary_loss
 from offramp.tasks import IGNORED_TARGET, Reduction
+from offramp.utils.vocabulary_loss import vocabulary_loss
 
 VOCABULARY = 1024  # classes from which passes over the logits are most of the time
 

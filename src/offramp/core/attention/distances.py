@@ -66,7 +66,8 @@ class RelativePositions:
     def _every_distance(self, x: Tensor, table: Tensor, size: int) -> Tensor:
         """Return products of states with all distances of `size` places."""  # [rows, heads, places, 2·size − 1]
         reach = min(self.reach, size - 1)
-        products = x @ table[self.reach - reach : self.reach + reach + 1].permute(1, 2, 0)
+        products = x @ table.permute(1, 2, 0)  # with all distances, as the cost of a layer counts them
+        products = products[..., self.reach - reach : self.reach + reach + 1]
         beyond = size - 1 - reach
         if not beyond:
             return products

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from offramp.core.vocabulary_loss import vocabulary_loss
+from offramp.utils.vocabulary_loss import vocabulary_loss
 
 
 def scores_and_targets() -> tuple[torch.Tensor, torch.Tensor]:
