@@ -381,6 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_part(options)
     except OfframpError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on from here")
 
 
 if __name__ == "__main__":
