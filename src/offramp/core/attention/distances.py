@@ -28,7 +28,7 @@ class RelativePositions:
 
         `query` and `key` are [rows, heads, n, width], `places` their original positions [rows, n].
         """
-        if self.bias is None and self.entries is None and query.device.type == "cpu" and are_whole_rows(*places):
+        if self._trains_without_entries(query) and are_whole_rows(*places):
             return self._logits_of_whole_rows(query, key)
         distance = places[0][:, :, None] - places[1][:, None, :]  # [rows, queries, keys]
         index = distance.clamp(-self.reach, self.reach) + self.reach
@@ -46,6 +46,10 @@ class RelativePositions:
         for part in parts[1:]:
             total = total + part
         return total  # [rows, heads, queries, keys]
+
+    def _trains_without_entries(self, query: Tensor) -> bool:
+        """Return whether this is training on a CPU with a vector a distance; traced engines cannot look at places."""
+        return query.requires_grad and query.device.type == "cpu" and self.bias is None and self.entries is None
 
     def _logits_of_whole_rows(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the logits where place i holds position i: all rows have the same distances, so views replace gathers.
