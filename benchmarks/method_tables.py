@@ -129,9 +129,9 @@ def _with_and_without(data: str, method: str) -> list[Job]:
 
 def _exit_lists(data: str, method: str) -> list[Job]:
     jobs = [Job("exits", data, "full", section="exits")]
-    for places in EXIT_LISTS:
-        options = {"exits": places} if places else {}
-        jobs.append(Job("exits", data, method, options, section=f"exits-{places.replace(',', '-') or 'all'}"))
+    for exits in EXIT_LISTS:
+        options = {"exits": exits} if exits else {}
+        jobs.append(Job("exits", data, method, options, section=f"exits-{exits.replace(',', '-') or 'all'}"))
     return jobs
 
 

@@ -33,9 +33,8 @@ class ChosenMethod:
     method: str
     reason: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    full_rate: bool = (
-        False  # stages after fine-tuning keep its learning rate: the model learns to answer from few tokens
-    )
+    # stages after fine-tuning keep its learning rate: where tokens are dropped, the model learns to answer from few
+    full_rate: bool = False
 
 
 def choose_method(

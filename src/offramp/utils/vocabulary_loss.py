@@ -1,9 +1,8 @@
 """Cross-entropy over a vocabulary with smoothed labels, in as few passes over the scores as possible.
 
 A masked language model scores every masked token, and all exits of a decoder score every token several times: most of
-the memory traffic is here. Only the
-scores themselves and, in the backward pass, their gradient are kept at the width of the vocabulary; in between, a few
-tokens at a time are processed, so that their scores stay in the processor's cache.
+the memory traffic is here. Only the scores themselves and, in the backward pass, their gradient are kept as wide as
+the vocabulary; in between, a few tokens at a time are processed, so that their scores stay in the processor's cache.
 """
 
 from __future__ import annotations
