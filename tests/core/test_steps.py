@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any] | tuple[bool, bool]]] = {  # nam
     "learned unit": ("berxit", "regression", {"threshold": 0.5}),
     "word by word": ("token_exit", "tagging", {"threshold": 0.9}),
     "scored tokens": ("adapler", "classification", {"scale": 1.0}),
+    "kept lengths of rows": ("length_adaptive", "classification", {"lengths": (0.8, 0.5, 0.4)}),
     "kept lengths": ("length_adaptive", "tagging", {"lengths": (0.8, 0.5, 0.4)}),
 }
 
@@ -105,6 +106,26 @@ def test_any_split_and_merge_gives_the_same_answers(name: str, data: st.DataObje
             step(engine, policy, state)
             (done if state.done else running).append(state)
     compare(net, packed, plain, done)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_live_rows_alone_go_on_to_the_same_answers(name: str) -> None:
+    """Also if tokens were dropped before: kept lengths are shares of the original ones."""
+    net, policy = case(name)
+    engine, packed = engines.make("torch", net.encoder), batch_for(net, LENGTHS)
+    with torch.no_grad():
+        plain, state = run(engine, net, policy, packed), start(engine, net, policy, packed)
+        sizes = packed.lengths.tolist() if net.per_token else [1] * packed.count
+        expected, answers = plain.logits.split(sizes), {}
+        while True:
+            for group in state.exited:
+                requests = state.base.rows["request"][group.rows].tolist()
+                answers |= dict(zip(requests, group.logits.split([sizes[one] for one in requests]), strict=True))
+            if state.done:
+                break
+            state = state.live_part()
+            step(engine, policy, state)
+    assert all(torch.allclose(answers[row], expected[row], atol=1e-5) for row in range(packed.count))
 
 
 def compare(net: Network, packed: Packed, plain: Any, done: list[State]) -> None:

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {  # method, task, set
         "classification",
         [{"threshold": 1.05}, {"lengths": (0.6, 0.5, 0.4), "threshold": 0.9}],
     ),
+    "shares": ("length_adaptive", "classification", [{"lengths": (0.8, 0.5, 0.3)}]),
     "planned depth": ("faster_dat", "classification", [{}]),
     "full": ("full", "classification", [{}]),
 }

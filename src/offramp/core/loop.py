@@ -141,6 +141,18 @@ class State:
         first[self.packed.rows[ORIGIN].cpu()[~keep.cpu()]] = False
         return self._select(keep.cpu(), first), self._select(~keep.cpu(), ~first)
 
+    def live_part(self) -> State:
+        """Return the live rows alone, between steps, numbered anew.
+
+        Where tokens were dropped, the rows as they were before come along: methods keep shares of the original lengths.
+        """
+        packed, origin = self.packed, self.packed.rows[ORIGIN].cpu()
+        if self.has_dropped or not torch.equal(packed.lengths, self.base.lengths[origin]):
+            return self.split(torch.zeros(packed.count, dtype=torch.bool))[1]
+        rows, tokens = (torch.arange(size, device=packed.device) for size in (packed.count, packed.total))
+        packed = packed.with_rows(origin=rows).with_tokens(origin=tokens)
+        return State(packed, packed, self.exit_heads, self.depth, self.layer)
+
     def result(self) -> Result:
         """Return logits and exit layers of all rows in the order they were packed; every row must have left."""
         groups, per_token = self.exited, self.exit_heads.per_token

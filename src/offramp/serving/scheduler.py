@@ -573,14 +573,6 @@ def _mergeable(a: RunningBatch, b: RunningBatch) -> bool:
 
 def _compact(batch: RunningBatch) -> RunningBatch:
     """Return a batch of the live rows alone, numbered anew."""
-    state, live = batch.state, batch.state.packed.rows[ORIGIN].cpu()
-    if state.has_dropped:  # answers per token still need the tokens that were dropped
-        state = state.split(torch.zeros(state.packed.count, dtype=torch.bool))[1]
-    else:
-        rows, tokens = torch.arange(state.packed.count), torch.arange(state.packed.total)
-        device = state.packed.device
-        packed = state.packed.with_rows(origin=rows.to(device)).with_tokens(origin=tokens.to(device))
-        state = State(packed, packed, state.exit_heads, state.depth, state.layer)
-    index = live.numpy()
-    owners = [batch.owners[origin] for origin in index.tolist()]
-    return replace(batch, state=state, owners=owners, macs=batch.macs[index], kept=batch.kept[index])
+    live = batch.state.packed.rows[ORIGIN].cpu().numpy()
+    owners = [batch.owners[origin] for origin in live.tolist()]
+    return replace(batch, state=batch.state.live_part(), owners=owners, macs=batch.macs[live], kept=batch.kept[live])

@@ -144,7 +144,7 @@ class Trainer:
         steps: int,
     ) -> float:
         """Update the parameters once and return the mean loss over the whole batch."""
-        own = indices[self.rank :: self.world]  # the rows of this process
+        own = self._own_rows(train, indices)
         rate = self.schedule.rate(progress.epoch * steps + progress.step, steps * self.schedule.epochs)
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -170,6 +170,13 @@ class Trainer:
         for parameter in parameters:  # fused AdamW does not, but backbones cache fused Q, K and V by version
             torch.autograd.graph.increment_version(parameter)
         return float(logged)
+
+    def _own_rows(self, train: Data, indices: list[int]) -> list[int]:
+        """Return the rows of a batch that this process trains on: every process gets short and long ones alike, because
+        all wait for the one with the most tokens."""
+        if self.world == 1:
+            return indices
+        return sorted(indices, key=lambda i: len(train.encoded[i].ids))[self.rank :: self.world]
 
     def _average(self, parameters: list[torch.nn.Parameter], loss: Tensor, items: int) -> Tensor:
         """Turn sums over a process's own items into means over the whole batch; a parameter without a gradient in any
