@@ -10,10 +10,11 @@ DATA is a folder of data sets, `<name>/<split>.jsonl.gz` (or `.jsonl`, `.json.gz
 the training splits; a text that also stands in another split is left out, and so are rows of folds 0 and 1 of sets that
 come in folds. Every part consists of cells, each a run folder and the JSON of its evaluation; what exists is not
 repeated, and a training that was interrupted is continued by the same command. `--only WORD` runs the cells whose name
-contains it.
+contains it. `torchrun --standalone --nproc-per-node 2 benchmarks/papers/alberta.py pretrain …` uses two processes.
 
 Fine-tuning compares the pretrained backbone with gates (`gated`), the same without gates (`plain`) and the same shape
-untrained (`untrained`). Operating points are chosen on a tenth of the training rows and reported on the dev split.
+untrained (`untrained`). Operating points are chosen on a tenth of the training rows; they and the curve of all points
+are reported on the dev split.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import argparse
 import datetime
 import itertools
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from typing import Any
 
 from offramp import __version__
 from offramp.cli.printing.progress import TrainingDisplay
-from offramp.commands.evaluate import evaluate
+from offramp.commands.evaluate import evaluate, evaluate_points
 from offramp.commands.recipes import load_recipe
 from offramp.commands.train import train
 from offramp.data.readers import read_rows
@@ -242,8 +244,19 @@ def split_path(data: Path, name: str, split: str) -> Path:
 def evaluated(study: Study, one: Fine, run: Path, **chosen: Any) -> dict[str, Any]:
     """Return the result cell of a run on the dev split."""
     rows = split_path(study.data, one.name, one.dev)
-    command = f"{PROGRAM} cells DATA --only {run.parent.name}-{run.name}"
-    return evaluate(run, rows, engine="torch", limit=study.limit, command=command, **chosen)
+    return evaluate(run, rows, engine="torch", limit=study.limit, command=cell_command(run), **chosen)
+
+
+def evaluated_points(study: Study, one: Fine, run: Path) -> dict[str, Any]:
+    """Return the cells of a run on the dev split: full depth with the whole curve, and the points chosen for a loss."""
+    rows = split_path(study.data, one.name, one.dev)
+    full, *chosen = evaluate_points(run, rows, engine="torch", limit=study.limit, command=cell_command(run))
+    return {"full": full, **{f"max_loss {cell['chosen']['value']:g}": cell for cell in chosen}}
+
+
+def cell_command(run: Path) -> str:
+    """Return the command that computes the cell of a fine-tuned run."""
+    return f"{PROGRAM} cells DATA --only {run.parent.name}-{run.name}"
 
 
 def pretraining_cells(study: Study) -> list[Cell]:
@@ -263,8 +276,7 @@ def fine_tuning_cells(study: Study) -> list[Cell]:
 
     def gated(one: Fine, name: str, **start: Any) -> dict[str, Any]:
         run = fine_tuned_run(study, one, name, method="alberta", options={"mixed": False}, **start)
-        full, adaptive = evaluated(study, one, run, budget=1.0), evaluated(study, one, run, max_loss=0.01)
-        return {"full": full, "adaptive": adaptive}
+        return evaluated_points(study, one, run)
 
     def plain(one: Fine) -> dict[str, Any]:
         run = fine_tuned_run(study, one, "plain", method="full", model=pretrained_run(study))
@@ -369,6 +381,8 @@ def run_part(options: argparse.Namespace) -> None:
         collect_texts(study)
     elif options.part == "table":
         write_table(study, options.json)
+    elif options.part == "pretrain" and int(os.environ.get("RANK", "0")) > 0:
+        pretrained_run(study)  # the first of several processes evaluates
     else:
         parts = {"pretrain": pretraining_cells, "cells": fine_tuning_cells, "ablation": ablation_cells}
         run_cells(study, parts[options.part](study))

@@ -69,6 +69,7 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     assert not capsys.readouterr().out, "nothing is left to do"
     alberta.main(["table", str(data), *out, "--json", str(table)])
     found = json.loads(table.read_text())["cells"]
-    assert found["pretrained-joint"]["loss_curve"] and found["conll2003-gated"]["adaptive"]["exit_histogram"]
+    assert found["pretrained-joint"]["loss_curve"] and found["conll2003-gated"]["max_loss 0.01"]["exit_histogram"]
+    assert found["conll2003-gated"]["full"]["curve"]
     assert found["conll2003-gated"]["full"]["metrics"].keys() >= {"entity_f1"}
     assert len(capsys.readouterr().out.splitlines()) == 5

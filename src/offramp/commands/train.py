@@ -518,7 +518,7 @@ def _create(new: NewModel, request: TrainRequest, rows: TrainingRows, folder: Pa
 def _learned_tokenizer(rows: TrainingRows, vocabulary: int, request: TrainRequest) -> PreTrainedTokenizerBase:
     """Learn a tokenizer from the texts of the training rows, or return that of the training which is continued.
 
-    Learning twice may number the pieces differently, and then the weights of a checkpoint would not fit them.
+    Another version of `tokenizers` may learn other pieces, and then the weights of a checkpoint would not fit them.
     """
     kept = _learned_tokenizer_folder(request, rows)
     if kept.is_dir():

@@ -55,23 +55,40 @@ def train_bpe_tokenizer(texts: Iterable[str], size: int = 4000) -> PreTrainedTok
 
 
 def train_wordpiece_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
-    """Return a lower-case WordPiece tokenizer with at most `size` pieces, the padding piece first."""
+    """Return a lower-case WordPiece tokenizer with at most `size` pieces, the padding piece first.
+
+    The same texts always give the same vocabulary. The trainer of `tokenizers` numbers the letters within words in a
+    random order and breaks ties between merges by these numbers; so a first pass collects the letters, and a second one
+    gets them in order.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     if size < SMALLEST_WORDPIECE:
         raise OfframpError("a vocabulary", f"{size} pieces", f"ask for {SMALLEST_WORDPIECE} or more, e.g. 8000")
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    texts, special = list(texts), list(WORDPIECE_SPECIAL.values())
+
+    def backend_with(vocabulary: dict[str, int]) -> Tokenizer:
+        backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return backend
+
+    def learned(first: list[str], size: int) -> dict[str, int]:
+        """Return a vocabulary that begins with these pieces."""
+        backend = backend_with({})
+        trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, show_progress=False)
+        backend.train_from_iterator(texts, trainer)
+        return dict(backend.get_vocab())
+
+    letters = sorted(piece for piece in learned(special, 0) if piece.startswith("##"))
+    vocabulary = learned([*special, *letters], size)
+    backend = backend_with(vocabulary)
     backend.decoder = decoders.WordPiece()
-    special = list(WORDPIECE_SPECIAL.values())
-    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
-    backend.train_from_iterator(texts, trainer)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(mark, backend.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
+        special_tokens=[(mark, vocabulary[mark]) for mark in ("[CLS]", "[SEP]")],
     )
     names = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **WORDPIECE_SPECIAL)
