@@ -4,7 +4,7 @@
     python benchmarks/papers/alberta.py pretrain DATA --out runs/alberta   # masked-LM with the predictor from step one
     python benchmarks/papers/alberta.py cells DATA --out runs/alberta      # fine-tuning and its controls
     python benchmarks/papers/alberta.py ablation DATA --out runs/alberta   # no exit, γ, RevPC, positions
-    python benchmarks/papers/alberta.py table DATA --out runs/alberta --json table.json
+    python benchmarks/papers/alberta.py table DATA --out runs/alberta --json table.json --results results
 
 DATA is a folder of data sets, `<name>/<split>.jsonl.gz` (or `.jsonl`, `.json.gz`). `text` takes every text column of
 the training splits; a text that also stands in another split is left out, and so are rows of folds 0 and 1 of sets that
@@ -81,6 +81,7 @@ SETS = (
     Fine("mrpc", "train", "dev"),
     Fine("conll2003", "train", "dev", "tagging", "entity_f1"),
 )
+KINDS = ("gated", "plain", "untrained")  # of fine-tuning
 ABLATION_SETS = ("agnews", "conll2003")  # the poster's are MNLI and CoNLL-2003
 
 
@@ -289,7 +290,7 @@ def fine_tuning_cells(study: Study) -> list[Cell]:
     def with_gates(one: Fine) -> dict[str, Any]:
         return gated(one, "gated", model=pretrained_run(study))
 
-    kinds = {"gated": with_gates, "plain": plain, "untrained": untrained}
+    kinds = dict(zip(KINDS, (with_gates, plain, untrained), strict=True))
     return [(f"{one.name}-{name}", partial(compute, one)) for one in SETS for name, compute in kinds.items()]
 
 
@@ -346,6 +347,18 @@ def write_table(study: Study, path: Path | None) -> None:
         write_json(path, {**about, "date": datetime.date.today().isoformat(), "cells": cells})
 
 
+def write_result_cells(study: Study, results: Path) -> None:
+    """Write the cells of fine-tuning among the other results, as lists with full depth first, as `offramp eval --curve`
+    does."""
+    model = f"alberta{study.shape['num_hidden_layers']}x{study.shape['hidden_size']}"
+    for one, kind in itertools.product(SETS, KINDS):
+        file = study.out / "cells" / f"{one.name}-{kind}.json"
+        if file.is_file():
+            cells = list(read_json(file).values())
+            name = f"{kind}-{model}-s{cells[0]['seed']}.json"
+            write_json(results / one.name / cells[0]["method"] / "own-backbone" / name, cells)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the options of all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -359,7 +372,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", action="append", default=[], help="an entry of config.json as key=value")
     parser.add_argument("--only", default="", help="only the cells whose name contains this")
     parser.add_argument("--limit", type=int, help="rows of fine-tuning and evaluation, for a trial")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="table: write all cells to one file")
+    parser.add_argument("--results", type=Path, help="table: write the cells of fine-tuning below this folder")
     return parser
 
 
@@ -381,6 +395,8 @@ def run_part(options: argparse.Namespace) -> None:
         collect_texts(study)
     elif options.part == "table":
         write_table(study, options.json)
+        if options.results is not None:
+            write_result_cells(study, options.results)
     elif options.part == "pretrain" and int(os.environ.get("RANK", "0")) > 0:
         pretrained_run(study)  # the first of several processes evaluates
     else:

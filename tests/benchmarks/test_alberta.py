@@ -67,7 +67,11 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     capsys.readouterr()
     alberta.main(["cells", str(data), *out, "--only", "conll2003"])
     assert not capsys.readouterr().out, "nothing is left to do"
-    alberta.main(["table", str(data), *out, "--json", str(table)])
+    alberta.main(["table", str(data), *out, "--json", str(table), "--results", str(tmp_path / "results")])
+    files = {str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.json")}
+    folders = {"gated": "alberta", "plain": "full", "untrained": "alberta"}
+    names = {f"conll2003/{method}/own-backbone/{kind}-alberta4x32-s42.json" for kind, method in folders.items()}
+    assert files == names
     found = json.loads(table.read_text())["cells"]
     assert found["pretrained-joint"]["loss_curve"] and found["conll2003-gated"]["max_loss 0.01"]["exit_histogram"]
     assert found["conll2003-gated"]["full"]["curve"]
