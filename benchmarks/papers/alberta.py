@@ -4,7 +4,7 @@
     python benchmarks/papers/alberta.py pretrain DATA --out runs/alberta   # masked-LM with the predictor from step one
     python benchmarks/papers/alberta.py cells DATA --out runs/alberta      # fine-tuning and its controls
     python benchmarks/papers/alberta.py ablation DATA --out runs/alberta   # no exit, γ, RevPC, positions
-    python benchmarks/papers/alberta.py table DATA --out runs/alberta --json table.json --results results
+    python benchmarks/papers/alberta.py table DATA --out runs/alberta --json FILE --results results --png curves.png
 
 DATA is a folder of data sets, `<name>/<split>.jsonl.gz` (or `.jsonl`, `.json.gz`). `text` takes every text column of
 the training splits; a text that also stands in another split is left out, and so are rows of folds 0 and 1 of sets that
@@ -32,6 +32,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from offramp import __version__
 from offramp.cli.printing.progress import TrainingDisplay
 from offramp.commands.evaluate import evaluate, evaluate_points
@@ -41,7 +45,7 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.result_cells import hardware
 from offramp.utils.command_line import command_line
-from offramp.utils.files import read_json, write_json, write_text
+from offramp.utils.files import atomic_replace, read_json, write_json, write_text
 
 PROGRAM = "python benchmarks/papers/alberta.py"
 TEXT_COLUMNS = ("text", "text_a", "text_b", "context", "tgt", "tokens")
@@ -359,6 +363,37 @@ def write_result_cells(study: Study, results: Path) -> None:
             write_json(results / one.name / cells[0]["method"] / "own-backbone" / name, cells)
 
 
+def draw_curves(study: Study, path: Path) -> None:
+    """Draw the score of all points against their cost, for every set that was fine-tuned on."""
+    found = {(one.name, kind): study.out / "cells" / f"{one.name}-{kind}.json" for one in SETS for kind in KINDS}
+    cells = {key: read_json(file)["full"] for key, file in found.items() if file.is_file()}
+    shown = [one for one in SETS if any(name == one.name for name, _ in cells)]
+    if not shown:
+        raise OfframpError("curves", f"no cells of fine-tuning in {study.out}", f"run `{PROGRAM} cells DATA` first")
+    figure = Figure(figsize=(3.4 * len(shown), 3.2), dpi=150, layout="constrained")
+    for axes, one in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        _draw_set(axes, one, {kind: cells[one.name, kind] for kind in KINDS if (one.name, kind) in cells})
+    with atomic_replace(path) as fresh, fresh.open("wb") as file:
+        FigureCanvasAgg(figure).print_png(file)
+
+
+def _draw_set(axes: Axes, one: Fine, cells: Mapping[str, Mapping[str, Any]]) -> None:
+    for kind, colour in (("gated", "#2f6db3"), ("untrained", "#d1495b")):
+        points = sorted(cells.get(kind, {}).get("curve", []), key=lambda point: point["share_of_full"])
+        scores = [100 * point["metrics"][one.metric] for point in points]
+        axes.plot([point["share_of_full"] for point in points], scores, "o-", color=colour, markersize=3, label=kind)
+    if "plain" in cells:
+        score = 100 * cells["plain"]["metrics"][one.metric]
+        axes.axhline(score, color="#444444", linewidth=0.8, linestyle=(0, (4, 4)), label="plain (no gates)")
+    axes.set_title(one.name, fontsize=10, loc="left")
+    axes.set_xlabel("share of the full model's MACs")
+    axes.set_ylabel(one.metric.replace("_", " "))
+    axes.set_xlim(0, 1.04)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the options of all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -373,6 +408,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="only the cells whose name contains this")
     parser.add_argument("--limit", type=int, help="rows of fine-tuning and evaluation, for a trial")
     parser.add_argument("--json", type=Path, help="table: write all cells to one file")
+    parser.add_argument("--png", type=Path, help="table: draw score against cost of fine-tuned runs")
     parser.add_argument("--results", type=Path, help="table: write the cells of fine-tuning below this folder")
     return parser
 
@@ -397,6 +433,8 @@ def run_part(options: argparse.Namespace) -> None:
         write_table(study, options.json)
         if options.results is not None:
             write_result_cells(study, options.results)
+        if options.png is not None:
+            draw_curves(study, options.png)
     elif options.part == "pretrain" and int(os.environ.get("RANK", "0")) > 0:
         pretrained_run(study)  # the first of several processes evaluates
     else:

@@ -67,7 +67,10 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     capsys.readouterr()
     alberta.main(["cells", str(data), *out, "--only", "conll2003"])
     assert not capsys.readouterr().out, "nothing is left to do"
-    alberta.main(["table", str(data), *out, "--json", str(table), "--results", str(tmp_path / "results")])
+    picture = tmp_path / "curves.png"
+    written = ["--json", str(table), "--results", str(tmp_path / "results"), "--png", str(picture)]
+    alberta.main(["table", str(data), *out, *written])
+    assert picture.read_bytes().startswith(b"\x89PNG")
     files = {str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.json")}
     folders = {"gated": "alberta", "plain": "full", "untrained": "alberta"}
     names = {f"conll2003/{method}/own-backbone/{kind}-alberta4x32-s42.json" for kind, method in folders.items()}
