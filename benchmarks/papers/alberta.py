@@ -83,7 +83,7 @@ SETS = (
     Fine("agnews", "train", "dev", limit=6000),
     Fine("sst2", "train_sentences", "dev"),
     Fine("mrpc", "train", "dev"),
-    Fine("conll2003", "train", "dev", "tagging", "entity_f1"),
+    Fine("conll2003", "train", "dev", "tagging", "entity_f1", limit=8000),
 )
 KINDS = ("gated", "plain", "untrained")  # of fine-tuning
 ABLATION_SETS = ("agnews", "conll2003")  # the poster's are MNLI and CoNLL-2003
