@@ -3,6 +3,7 @@
     python benchmarks/papers/alberta.py text DATA --out runs/alberta       # all training texts, in pieces of 90 words
     python benchmarks/papers/alberta.py pretrain DATA --out runs/alberta   # masked-LM with the predictor from step one
     python benchmarks/papers/alberta.py cells DATA --out runs/alberta      # fine-tuning and its controls
+    python benchmarks/papers/alberta.py rates DATA --out runs/alberta      # learning rates of fine-tuning, on one set
     python benchmarks/papers/alberta.py ablation DATA --out runs/alberta   # no exit, γ, RevPC, positions
     python benchmarks/papers/alberta.py table DATA --out runs/alberta --json FILE --results results --png curves.png
 
@@ -64,6 +65,7 @@ PUBLISHED = {
     "pool": "meanmax",
 }  # only the task's loss trains; no row is cut
 GAMMAS = (0.0, 0.1, 0.5, 0.9)
+RATES = ((3e-4, 3e-4), (1e-4, 1e-4), (1e-4, 2e-3))  # of the backbone and of its embeddings
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def fine_tuned_run(study: Study, one: Fine, name: str, **arguments: Any) -> Path
     """Return a run that was fine-tuned on a set."""
     task = {"task": one.task, "epochs": one.epochs, "limit": study.limit or one.limit, "lr": 3e-4, "max_length": 128}
     path = split_path(study.data, one.name, one.train)
-    return trained_run(study, f"{one.name}/{name}", train=path, dev_split=0.1, **task, **arguments)
+    return trained_run(study, f"{one.name}/{name}", train=path, dev_split=0.1, **{**task, **arguments})
 
 
 def split_path(data: Path, name: str, split: str) -> Path:
@@ -296,6 +298,19 @@ def fine_tuning_cells(study: Study) -> list[Cell]:
 
     kinds = dict(zip(KINDS, (with_gates, plain, untrained), strict=True))
     return [(f"{one.name}-{name}", partial(compute, one)) for one in SETS for name, compute in kinds.items()]
+
+
+def rate_cells(study: Study) -> list[Cell]:
+    """Return fine-tuning of the pretrained backbone at other rates; the scores on held-out rows are in `trained`."""
+    one = next(one for one in SETS if one.name == "sst2")
+
+    def compute(name: str, lr: float, embedding_lr: float) -> dict[str, Any]:
+        rates = {"lr": lr, "embedding_lr": embedding_lr}
+        start = {"method": "alberta", "options": {"mixed": False}, "model": pretrained_run(study)}
+        return evaluated_points(study, one, fine_tuned_run(study, one, name, **start, **rates))
+
+    names = {f"rates-{lr:g}-{embedding_lr:g}": (lr, embedding_lr) for lr, embedding_lr in RATES}
+    return [(f"{one.name}-{name}", partial(compute, name, *rates)) for name, rates in names.items()]
 
 
 def ablation_cells(study: Study) -> list[Cell]:
@@ -397,7 +412,7 @@ def _draw_set(axes: Axes, one: Fine, cells: Mapping[str, Mapping[str, Any]]) -> 
 def build_parser() -> argparse.ArgumentParser:
     """Return the options of all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["text", "pretrain", "cells", "ablation", "table"])
+    parser.add_argument("part", choices=["text", "pretrain", "cells", "rates", "ablation", "table"])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/alberta"))
     parser.add_argument("--epochs", type=int, default=Study.epochs, help="of pretraining")
@@ -438,7 +453,12 @@ def run_part(options: argparse.Namespace) -> None:
     elif options.part == "pretrain" and int(os.environ.get("RANK", "0")) > 0:
         pretrained_run(study)  # the first of several processes evaluates
     else:
-        parts = {"pretrain": pretraining_cells, "cells": fine_tuning_cells, "ablation": ablation_cells}
+        parts = {
+            "pretrain": pretraining_cells,
+            "cells": fine_tuning_cells,
+            "rates": rate_cells,
+            "ablation": ablation_cells,
+        }
         run_cells(study, parts[options.part](study))
 
 

@@ -19,9 +19,10 @@ TINY = [
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with two data sets."""
+    """A folder with three data sets."""
     folder = tmp_path / "data"
-    for name, kind, split in (("mrpc", "classification", "train"), ("conll2003", "tagging", "train")):
+    kinds = (("mrpc", "classification", "train"), ("conll2003", "tagging", "train"))
+    for name, kind, split in (*kinds, ("sst2", "classification", "train_sentences")):
         (folder / name).mkdir(parents=True)
         write_jsonl(folder / name / f"{split}.jsonl", labelled_rows(kind, 40))
         write_jsonl(folder / name / "dev.jsonl", labelled_rows(kind, 24, 1))
@@ -59,10 +60,11 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     alberta.main(["text", str(data), *out])
     alberta.main(["pretrain", str(data), *out])
     alberta.main(["cells", str(data), *out, "--only", "conll2003"])
+    alberta.main(["rates", str(data), *out, "--only", "rates-0.0003"])
     alberta.main(["ablation", str(data), *out, "--only", "conll2003-no-relative"])
     cells = {path.stem for path in (tmp_path / "study" / "cells").iterdir()}
     expected = {"conll2003-gated", "conll2003-plain", "conll2003-untrained", "ablation-conll2003-no-relative"}
-    assert cells == {"pretrained-joint", *expected}
+    assert cells == {"pretrained-joint", "sst2-rates-0.0003-0.0003", *expected}
     table = tmp_path / "table.json"
     capsys.readouterr()
     alberta.main(["cells", str(data), *out, "--only", "conll2003"])
@@ -79,4 +81,4 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     assert found["pretrained-joint"]["loss_curve"] and found["conll2003-gated"]["max_loss 0.01"]["exit_histogram"]
     assert found["conll2003-gated"]["full"]["curve"]
     assert found["conll2003-gated"]["full"]["metrics"].keys() >= {"entity_f1"}
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert len(capsys.readouterr().out.splitlines()) == 6
