@@ -65,6 +65,7 @@ PUBLISHED = {
     "pool": "meanmax",
 }  # only the task's loss trains; no row is cut
 GAMMAS = (0.0, 0.1, 0.5, 0.9)
+LEAST_RANGE = 10.0  # points that the axis of a score covers at least
 RATES = ((3e-4, 3e-4), (1e-4, 1e-4), (1e-4, 2e-3))  # of the backbone and of its embeddings
 
 
@@ -404,9 +405,12 @@ def _draw_set(axes: Axes, one: Fine, cells: Mapping[str, Mapping[str, Any]]) -> 
     axes.set_xlabel("share of the full model's MACs")
     axes.set_ylabel(one.metric.replace("_", " "))
     axes.set_xlim(0, 1.04)
+    low, high = axes.get_ylim()
+    middle, half = (low + high) / 2, max(LEAST_RANGE, high - low) / 2  # differences by chance should not look large
+    axes.set_ylim(middle - half, middle + half)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    axes.legend(loc="lower left", frameon=False, fontsize=8)
 
 
 def build_parser() -> argparse.ArgumentParser:
