@@ -264,7 +264,10 @@ def evaluated_points(study: Study, one: Fine, run: Path) -> dict[str, Any]:
 
 def cell_command(run: Path) -> str:
     """Return the command that computes the cell of a fine-tuned run."""
-    return f"{PROGRAM} cells DATA --only {run.parent.name}-{run.name}"
+    kind, data = run.name, run.parent.name
+    if kind.startswith("ablation-"):
+        return f"{PROGRAM} ablation DATA --only ablation-{data}-{kind.removeprefix('ablation-')}"
+    return f"{PROGRAM} {'rates' if kind.startswith('rates-') else 'cells'} DATA --only {data}-{kind}"
 
 
 def pretraining_cells(study: Study) -> list[Cell]:
