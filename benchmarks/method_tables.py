@@ -1,12 +1,13 @@
-"""Train methods on several data sets under the same rules and write their result cells: the tables of four questions.
+"""Train methods on several data sets under the same rules and write their result cells: the tables of five questions.
 
     python benchmarks/method_tables.py defaults --data DATA --runs RUNS --out results --minutes 7
     python benchmarks/method_tables.py auto --data DATA --runs RUNS --out results --model FOLDER
     python benchmarks/method_tables.py exit0 --data DATA --runs RUNS --out results --only trec,sst2
     python benchmarks/method_tables.py exits --data DATA --runs RUNS --out results
+    python benchmarks/method_tables.py words --data DATA --runs RUNS --out results --model FOLDER
 
-- `defaults`: every adaptive method without any option, on a set that no default was chosen on (MR, fold 0; 4,000
-  rows, two epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
+- `defaults`: every adaptive method without any option, on the set kept apart for this (MR, fold 0; 4,000 rows, two
+  epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
 - `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
 - `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. That exit trains
   nothing but its own head (and berxit's unit, which estimates the errors of all exits), so the second cell comes from
@@ -14,6 +15,8 @@
   second time, without it.
 - `exits`: two or three exits, trained for exactly those, beside one exit a layer, in methods that train exits with the
   model. (On a frozen model a short list is the same as closed exits.)
+- `words`: faster_dat with the depths of words by mutual information, by the inverse of it (telling words deep) and by
+  reconstruction, beside plain fine-tuning: Table 3 of its paper in small.
 
 DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
 Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
@@ -81,8 +84,14 @@ SETS = {
     "mr": StudySet("all", "all", 4000, given={"epochs": 2}),
 }
 STUDIES = {"defaults": ("mr",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
-           "exit0": ("trec", "sst2", "agnews", "imdb"), "exits": ("trec", "sst2")}  # fmt: skip
+           "exit0": ("trec", "sst2", "agnews", "imdb"), "exits": ("trec", "sst2"),
+           "words": ("trec", "mr", "sst2", "agnews")}  # fmt: skip
 EXIT_LISTS = ("", "0,2", "0,3", "0,2,4")  # of a model of six layers; "": one a layer
+WORD_DEPTHS: Mapping[str, Mapping[str, Any]] = {
+    "mutual-information": {},
+    "telling-deep": {"deep": "telling"},
+    "reconstruction": {"estimation": "reconstruction"},
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,8 @@ def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
     if study == "exits":
         chosen = [name for name in JOINT_EXITS if not names or name in names]
         return [job for data in sets for method in chosen for job in _exit_lists(data, method)]
+    if study == "words":
+        return [job for data in sets for job in _word_depths(data)]
     if study == "defaults":
         task = tasks.get("classification")
         listed = [name for name in methods.names() if name not in STATIC and methods.get(name).serves(task)]
@@ -133,6 +144,11 @@ def _exit_lists(data: str, method: str) -> list[Job]:
         options = {"exits": exits} if exits else {}
         jobs.append(Job("exits", data, method, options, section=f"exits-{exits.replace(',', '-') or 'all'}"))
     return jobs
+
+
+def _word_depths(data: str) -> list[Job]:
+    jobs = [Job("words", data, "full", section="words")]
+    return jobs + [Job("words", data, "faster_dat", options, section=name) for name, options in WORD_DEPTHS.items()]
 
 
 def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:

@@ -208,7 +208,7 @@ def trained_run(study: Study, name: str, **arguments: Any) -> Path:
     if not (out / "offramp.json").is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         with TrainingDisplay() as display:
-            train(out=out, precision="bf16", listener=display.report, **arguments)
+            train(out=out, listener=display.report, **arguments)
     return out
 
 

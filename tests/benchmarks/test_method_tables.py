@@ -44,6 +44,12 @@ def test_exits_trains_for_exactly_the_listed_exits_beside_one_a_layer() -> None:
     assert jobs[0].method == "full" and len({job.section for job in jobs}) == len(jobs)
 
 
+def test_words_has_one_job_for_every_estimate_of_depths_beside_plain_fine_tuning() -> None:
+    jobs = method_tables.jobs_of("words", ["mr"], [])
+    assert [job.method for job in jobs] == ["full", "faster_dat", "faster_dat", "faster_dat"]
+    assert len({(job.run_name, job.section) for job in jobs}) == len(jobs)
+
+
 def test_split_files_keeps_folds_and_held_out_rows_apart(tmp_path: Path) -> None:
     rows = [{"text": f"t{number}", "label": number % 2, "fold": number % 10} for number in range(60)]
     write_set(tmp_path / "data" / "mr", all=rows)
