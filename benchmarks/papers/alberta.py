@@ -319,7 +319,10 @@ def rate_cells(study: Study) -> list[Cell]:
 
 def ablation_cells(study: Study) -> list[Cell]:
     """Return the poster's ablation: everything else equal, all pretrained on the same fewer texts, fine-tuned by the
-    task's loss alone, as the poster states it."""
+    task's loss alone, as the poster states it; and, beside it, fine-tuning without gates from the same backbone.
+
+    The poster's "without early exit" is the whole method with γ = 0: all layers run, the gates stay.
+    """
     variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name → shape, options of the method
         "whole": ({}, {}),
         "no-revpc": ({}, {"revpc": False}),
@@ -335,12 +338,21 @@ def ablation_cells(study: Study) -> list[Cell]:
         gammas = GAMMAS if name == "whole" else (0.0, 0.5)
         return {f"gamma {gamma:g}": evaluated(study, one, run, settings={"gamma": gamma}) for gamma in gammas}
 
-    return [
+    def without_gates(one: Fine) -> dict[str, Any]:
+        backbone = pretrained_run(study, "ablation")
+        return {
+            "full": evaluated(
+                study, one, fine_tuned_run(study, one, "ablation-no-gates", method="full", model=backbone)
+            )
+        }
+
+    sets = [one for one in SETS if one.name in ABLATION_SETS]
+    cells = [
         (f"ablation-{one.name}-{name}", partial(compute, one, name, *parts))
-        for one in SETS
-        if one.name in ABLATION_SETS
+        for one in sets
         for name, parts in variants.items()
     ]
+    return cells + [(f"ablation-{one.name}-no-gates", partial(without_gates, one)) for one in sets]
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

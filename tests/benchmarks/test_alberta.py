@@ -62,8 +62,10 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     alberta.main(["cells", str(data), *out, "--only", "conll2003"])
     alberta.main(["rates", str(data), *out, "--only", "rates-0.0003"])
     alberta.main(["ablation", str(data), *out, "--only", "conll2003-no-relative"])
+    alberta.main(["ablation", str(data), *out, "--only", "conll2003-no-gates"])
     cells = {path.stem for path in (tmp_path / "study" / "cells").iterdir()}
-    expected = {"conll2003-gated", "conll2003-plain", "conll2003-untrained", "ablation-conll2003-no-relative"}
+    expected = {"conll2003-gated", "conll2003-plain", "conll2003-untrained"}
+    expected |= {"ablation-conll2003-no-relative", "ablation-conll2003-no-gates"}
     assert cells == {"pretrained-joint", "sst2-rates-0.0003-0.0003", *expected}
     table = tmp_path / "table.json"
     capsys.readouterr()
@@ -81,4 +83,4 @@ def test_study_pretrains_fine_tunes_and_repeats_nothing(
     assert found["pretrained-joint"]["loss_curve"] and found["conll2003-gated"]["max_loss 0.01"]["exit_histogram"]
     assert found["conll2003-gated"]["full"]["curve"]
     assert found["conll2003-gated"]["full"]["metrics"].keys() >= {"entity_f1"}
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 7
