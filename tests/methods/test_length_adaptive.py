@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +138,29 @@ def test_short_models_are_trained_by_the_full_model_alone(kl: str) -> None:
     stage.step(some_batch(), lambda loss: losses.append(float(loss.detach())))
     full, short = losses
     assert short == pytest.approx(0.0, abs=1e-6) and full > 0.1
+
+
+def test_the_full_length_learns_the_logits_of_the_fine_tuned_model(tmp_path: Path) -> None:
+    losses = {}
+    for distil in (True, False):
+        net, stage = network_and_stage(distil=distil, layer_drop=0.0, sandwiches=0)
+        stage.follows_fine_tuning, data = True, factories.data()
+        stage.prepare(data, tmp_path)
+        batch = factories.batch(net, data)
+        net.eval()
+        losses[distil, "unchanged"] = full_length_loss(stage, batch)
+        with torch.no_grad():
+            net.hf.classifier.bias[0] += 2.0
+        losses[distil, "changed"] = full_length_loss(stage, batch)
+    assert losses[True, "unchanged"] == pytest.approx(losses[False, "unchanged"], abs=1e-5)
+    assert losses[True, "changed"] > losses[False, "changed"] + 0.1
+
+
+def full_length_loss(stage: LengthDropStage, batch: Batch) -> float:
+    """Return the loss of a step's first pass, which drops nothing."""
+    losses: list[float] = []
+    stage.step(batch, lambda loss: losses.append(float(loss.detach())))
+    return losses[0]
 
 
 @pytest.mark.parametrize("kl", ["forward", "reverse"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offramp import methods
 from offramp.nn.batches import Batch
-from offramp.training.objectives import JointStage
+from offramp.training.objectives import StageWithTeacher
 from offramp.training.schedule import Schedule
 from offramp.training.stage import (
     Backward,
@@ -89,11 +89,11 @@ def test_stages_after_fine_tuning_have_a_learning_rate_of_their_own() -> None:
     assert Schedule(lr=1e-4, later_lr=2e-4).lr_of(True) == 2e-4
 
 
-@pytest.mark.parametrize("name", ["pabee", "berxit", "alberta"])
-def test_joint_stages_learn_the_logits_of_the_fine_tuned_model(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pabee", "berxit", "alberta", "length_adaptive"])
+def test_later_stages_learn_the_logits_of_the_fine_tuned_model(name: str, tmp_path: Path) -> None:
     net, data = factories.network(name), factories.data()
     _, stage = methods.get(name).stages(net, methods.get(name).options())
-    assert isinstance(stage, JointStage)
+    assert isinstance(stage, StageWithTeacher)
     stage.prepare(data, tmp_path)
     assert stage.teacher is None  # nothing was fine-tuned before
     stage.follows_fine_tuning = True

@@ -16,6 +16,8 @@ Modifications (ours, not the paper's or its code's):
   the state after the attention half of the layer that dropped it, as runs of earlier versions do;
 - the best epoch is chosen in the middle of the trained range, not at full length;
 - on vocabulary tasks short models are trained by labels;
+- beside the labels the full model learns the logits of the fine-tuned one that training began with
+  (`distil=false`: labels alone): labels alone, seen again, let it forget;
 - `cliffs` is the share of random lengths that are cliffs, which keep every token through the first layers and almost
   none after them: what searches find best where later layers read what earlier ones gathered. By default one half where
   every token has an answer, and none elsewhere.
@@ -56,7 +58,7 @@ from offramp.nn.setting_space import LengthSpace
 from offramp.training.distillation import distillation_loss
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
 from offramp.training.losses import exit_loss, last_exit_loss
-from offramp.training.objectives import Objective
+from offramp.training.objectives import Objective, StageWithTeacher
 from offramp.training.stage import Backward, Stage
 
 LAYER_INPUT = Column("layer_input", torch.float32, None, "states before the layer, until tokens were dropped in it")
@@ -72,6 +74,7 @@ class LengthAdaptiveOptions:
     cliffs: float = -1.0  # probability that a random length is a cliff; −1: 0.5 for answers per token, else 0
     restore: Literal["affine", "state"] = "affine"  # how dropped tokens return where every token has an answer
     kl: Literal["forward", "reverse"] = "forward"
+    distil: bool = True  # the full model learns the logits of the fine-tuned one beside the labels
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -134,7 +137,7 @@ def length_policy(network: Network, settings: LengthSettings) -> LengthPolicy:
 
 
 @dataclass
-class LengthDropStage(Stage):
+class LengthDropStage(StageWithTeacher):
     """The sandwich rule: one update from the full length, the shortest and some random ones between."""
 
     options: LengthAdaptiveOptions = field(kw_only=True)
@@ -148,7 +151,7 @@ class LengthDropStage(Stage):
         return length_policy(self.network, LengthSettings(constant_drop(self.network.depth, self.options.drop / 2)))
 
     def step(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
-        share, net = 1.0 / (self.options.sandwiches + 2), self.network
+        share, net, batch = 1.0 / (self.options.sandwiches + 2), self.network, self.with_teacher(batch)
         skipped = self.draw_skipped_layers()
         states = forward_all_layers(net.encoder, batch.packed, ForwardHooks(skip=lambda layer: layer in skipped))
         loss = (self.objective or last_exit_loss)(net, states, batch) * share
@@ -227,7 +230,7 @@ class LengthAdaptive(LengthMethod):
         self, network: Network, options: LengthAdaptiveOptions, objective: Objective | None = None
     ) -> list[Stage]:
         """Return fine-tuning (which `--init` replaces), then LengthDrop, also by `objective` if it is given."""
-        return [
-            Stage(network, "fine-tune", options.head_lr, fine_tuning=True),
-            LengthDropStage(network, "length drop", options.head_lr, options=options, objective=objective),
-        ]
+        drop = LengthDropStage(
+            network, "length drop", options.head_lr, options=options, objective=objective, distil=options.distil
+        )
+        return [Stage(network, "fine-tune", options.head_lr, fine_tuning=True), drop]

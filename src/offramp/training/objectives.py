@@ -74,17 +74,14 @@ def detached_exits_objective(exit_objective: Objective) -> Objective:
 
 
 @dataclass
-class JointStage(Stage):
-    """Trains all parameters together by one objective over the states of all layers.
+class StageWithTeacher(Stage):
+    """A stage that with `distil`, after fine-tuning, also learns the logits of the fine-tuned model.
 
-    With `distil`, after fine-tuning, all exits also learn the logits of the fine-tuned model: labels alone, seen again,
-    let it forget.
+    Labels alone, seen again, let it forget.
     """
 
-    objective: Objective = field(kw_only=True)
-    hooks: ForwardHooks = field(default_factory=ForwardHooks)
     distil: bool = field(default=False, kw_only=True)
-    teacher: TeacherLogits | None = None
+    teacher: TeacherLogits | None = field(default=None, kw_only=True)
 
     def prepare(self, data: Data, folder: Path) -> None:
         if self.distil and self.follows_fine_tuning and self.network.task.outputs > 0:
@@ -93,6 +90,14 @@ class JointStage(Stage):
     def with_teacher(self, batch: Batch) -> Batch:
         """Return the batch with the logits that its exits learn beside the labels, if there are any."""
         return batch if self.teacher is None else replace(batch, teacher=self.teacher.for_batch(batch))
+
+
+@dataclass
+class JointStage(StageWithTeacher):
+    """Trains all parameters together by one objective over the states of all layers."""
+
+    objective: Objective = field(kw_only=True)
+    hooks: ForwardHooks = field(default_factory=ForwardHooks)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.network.named_parameters())
