@@ -7,8 +7,9 @@
     python benchmarks/method_tables.py words --data DATA --runs RUNS --out results --model FOLDER
     python benchmarks/method_tables.py trials --data DATA --runs RUNS --out RUNS/results
 
-- `defaults`: every adaptive method without any option, on the set kept apart for this (MR, fold 0; 4,000 rows, two
-  epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage.
+- `defaults`: every adaptive method without any option, on rows kept apart for this (MR, fold 9; 4,000 rows, two
+  epochs). What is lost at 0.7 of the MACs? Methods whose first stage is plain fine-tuning share that stage. Fold 0
+  (`--only mr`) was used for this before, and choices were taken after its scores had been seen.
 - `auto`: `--method auto` on six sets, beside the single methods named by `--methods`.
 - `exit0`: every exit method with and without the exit on the embeddings, which reads a bag of words. That exit trains
   nothing but its own head (and berxit's unit, which estimates the errors of all exits), so the second cell comes from
@@ -76,6 +77,7 @@ class StudySet:
     reported: int | None = None
     given: Mapping[str, Any] = field(default_factory=dict)  # arguments of `train`
     folder: str = ""  # of the files, where it is not called as the set
+    fold: int | None = None  # of rows that say their fold: the one to report on
 
 
 SETS = {
@@ -86,10 +88,11 @@ SETS = {
     "mrpc": StudySet("train", "dev", given={"epochs": 2}),
     "rte": StudySet("train", "dev", given={"epochs": 2}),
     "dbpedia": StudySet("train", "dev", given={"epochs": 2}),
-    "mr": StudySet("all", "all", 4000, given={"epochs": 2}),
+    "mr": StudySet("all", "all", 4000, given={"epochs": 2}, fold=0),
+    "mr-fold9": StudySet("all", "all", 4000, given={"epochs": 2}, folder="mr", fold=9),
     "sst2-sentences": StudySet("train_sentences", "train_sentences", 3600, 400, 2000, {"epochs": 2}, folder="sst2"),
 }
-STUDIES = {"defaults": ("mr",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
+STUDIES = {"defaults": ("mr-fold9",), "auto": ("trec", "sst2", "agnews", "imdb", "mrpc", "rte"),
            "exit0": ("trec", "sst2", "agnews", "imdb"), "exits": ("trec", "sst2"),
            "words": ("trec", "mr", "sst2", "agnews"), "trials": ("sst2-sentences",)}  # fmt: skip
 EXIT_LISTS = ("", "0,2", "0,3", "0,2,4")  # of a model of six layers; "": one a layer
@@ -217,8 +220,9 @@ def split_files(job: Job, source: Path, runs: Path) -> dict[str, str]:
     if not all(path.is_file() for path in files.values()):
         names, place = (about.train, about.report), source / (about.folder or job.data)
         rows, report = (read_rows(str(place / f"{name}.jsonl.gz")) for name in names)
-        if job.data == "mr":
-            rows, report = [row for row in rows if row["fold"] != 0], [row for row in rows if row["fold"] == 0]
+        if about.fold is not None:
+            rows = [row for row in rows if row["fold"] != about.fold]
+            report = [row for row in report if row["fold"] == about.fold]
         elif about.train == about.report:
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED)).tolist()
             rows, report = [rows[i] for i in order[about.reported :]], [rows[i] for i in order[: about.reported]]

@@ -23,7 +23,7 @@ def test_every_recipe_fits_its_method(name: str) -> None:
     options = methods.configure(method.options, dict(recipe.options), method.name)
     for key, value in recipe.options.items():
         assert getattr(options, key) == value and type(getattr(options, key)) is type(value), key
-    assert method.needs <= tasks.get(recipe.task).provides
+    assert method.serves(tasks.get(recipe.task))
     Schedule(recipe.epochs, recipe.batch_size, recipe.lr, recipe.warmup, recipe.weight_decay)
 
 

@@ -1,8 +1,8 @@
 """Upper confidence bounds on what settings lose against the full model, on new rows.
 
-The cheapest setting whose estimated loss fits a limit loses more than the limit about every second time: it was chosen
-because its estimate was lucky. Settings are therefore chosen by a bound that holds with a stated confidence, whichever
-setting is chosen:
+The cheapest setting whose estimated loss fits a limit loses more than the limit about every fourth time
+(docs/choosing.md): it was chosen because its estimate was lucky. Settings are therefore chosen by a bound that holds
+with a stated confidence, whichever setting is chosen:
 
 - Paired: the loss of a row is the full model's score minus the setting's, so that what both do alike cancels out.
 - One setting: Gaffke's bound on the mean of bounded values, the quantile of their randomly weighted mean with one more

@@ -159,7 +159,7 @@ def train(
         out: where the run folder is written.
         task: classification, regression, tagging, question_answering, masked_lm or translation.
         method: a method by name ("full" is plain fine-tuning); or two in one, "length_adaptive+branchynet". By default
-            "auto": the one that did best on rows like these (docs/choosing.md); the run folder names it.
+            "auto": the one that did best on rows like these (docs/auto.md); the run folder names it.
         metric: what epochs and operating points are chosen by; of classification "accuracy" (the default), "f1" or
             "matthews". Only losses of accuracy are bounded; those of the others are estimates.
         dev: rows to choose epochs and operating points on.

@@ -1,7 +1,7 @@
 """`--method auto`: the method and options that did best on data like this, chosen from the task and the training rows.
 
 The choice is a rule over what is known before training: the task, one text or two, how long rows are, and whether they
-have labels. docs/choosing.md gives the measurements behind each line. `auto` is no method of its own: a run folder
+have labels. docs/auto.md gives the measurements behind each line. `auto` is no method of its own: a run folder
 names the method that was chosen.
 """
 

@@ -2,8 +2,8 @@
 
 A method is a class in a file (or package) of this folder; its instances hold no state. `Method` is the whole contract.
 `DepthMethod` is a method whose exits can also be trained by the stages of a length method, because it states its loss
-as an objective; `LengthMethod` is a method that drops tokens and whose stages accept such an objective. Any two of
-these form a `PairMethod`, named `length+depth`: tokens leave by the first, rows exit by the second.
+as an objective; `LengthMethod` is a method that drops tokens and whose stages accept such an objective. One of
+each form a `PairMethod`, named `length+depth`: tokens leave by the first, rows exit by the second.
 """
 
 from __future__ import annotations

@@ -5,13 +5,15 @@ share is at least η/n, where η is learned for each layer and n is the number o
 token is always kept. Training has three phases: fine-tuning; saliency (gradient × input of the gold logit), averaged
 over the three best epochs; length training. In length training tokens are dropped softly, by an attention mask that
 sharpens (λ) over the stage; predictors learn the saliency of the remaining tokens, weighted by L − l; and a second
-optimiser trades the task's loss against length through η and θ alone (θ amplifies the share of the first token). At run
-time `scale` multiplies every η, so that one trained model gives a curve: 0 keeps all tokens, 1 is as trained. A larger
-scale drops more tokens in sum; for a single row this is not guaranteed, because states depend on which tokens were
-there. `scales` multiply the η of every layer by a number of its own; calibration searches them.
+optimiser trades the task's loss against length through η and θ alone (θ amplifies the share of the first token).
 
 Modifications (ours, not the paper's or its code's):
 - any batch size;
+- at run time `scale` multiplies every η, so that one trained model gives a curve: 0 keeps all tokens, 1 is as trained.
+  A larger scale drops more tokens in sum; for a single row this is not guaranteed, because states depend on which
+  tokens were there. `scales` multiply the η of every layer by a number of its own; calibration searches them;
+- η is kept between 0.01 and 1;
+- of the epochs of length training that lose at most `slack` on dev rows the fastest is kept;
 - λ grows with steps instead of epochs (10 → 1e5 over the first four fifths of the stage, whatever its length);
 - length training starts from the fine-tuned model (`start=pretrained` is what the published code does);
 - `--init RUN` replaces fine-tuning, and saliency is then that of the one given model;

@@ -21,8 +21,9 @@ Modifications (ours, not the paper's):
 - `head` gives each earlier depth an exit head of its own, where the model's head reads one token;
 - `mixed` fine-tunes the model before it is trained through gates, and by `distil` rows then also learn its logits.
 
-The last five are on by default: without them short stacks of a pretrained model answer by chance. `--recipe
-alberta/published` turns them off; then, as in the paper, only γ asks for fewer layers.
+`penalty`, `cut`, `explore`, `head`, `mixed` and `distil` are on by default: without them short stacks of a pretrained
+model answer by chance. `--recipe alberta/published` turns them off; then, as in the paper, only γ asks for fewer
+layers.
 
 The poster trains the predictor with the backbone from the first step of masked-language pretraining on: `offramp train
 --task masked_lm --recipe alberta/published --model alberta --from-scratch`; fine-tuning from that run (`--model`)

@@ -11,8 +11,9 @@ Modifications (ours, not the paper's or its code's):
 - `weights=index` gives later exits more weight, with the same total;
 - the model is fine-tuned before the exits are trained with it (`mixed=false`: together from the beginning), and all
   exits then learn its logits beside the labels (`distil=false`: labels alone);
-- an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`). The unit that decides reads states
-  only. `exit0=false` is without it.
+- exit heads read mean and maximum over tokens (`pool=first`: the first token, as published);
+- an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`). It trains its own head and the
+  unit, which reads states only. `exit0=false`, or `offramp calibrate --close-exit 0`, is without it.
 
 Relations: BranchyNet with another schedule and a learned rule. With PABEE, the exit method that also serves regression.
 """

@@ -4,9 +4,10 @@ What it does: an exit head after every layer (and on the embeddings), all traine
 losses; at run time a row exits at the first exit whose entropy is below the threshold.
 
 Modifications (ours, not the paper's): Transformer encoders instead of convolutional networks; weights are i/Σi by
-default instead of 1; the last exit is never compared with a threshold; an exit 0 on the embeddings, whose head also
-reads a bag of words (`bag_of_words`): where single words tell the answer, the cheapest points are its own.
-`exit0=false` is without it.
+default instead of 1; the last exit is never compared with a threshold; exit heads read mean and maximum over tokens
+(`pool=first`: the first token); an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`) and
+which trains its own head only: where single words tell the answer, the cheapest settings use it. `exit0=false`, or
+`offramp calibrate --close-exit 0`, is without it.
 
 Relations: DeeBERT uses the same rule with a frozen backbone; Shallow-Deep compares confidence instead of entropy.
 """

@@ -7,9 +7,9 @@ Modifications (ours, not the paper's or its code's):
 - while exit heads are trained, the backbone is in evaluation mode and without gradients (the code leaves dropout on and
   lets gradient clipping see frozen parameters);
 - the last exit is the fine-tuned head and is never compared with a threshold;
-- exit heads pool as `pool` says;
+- exit heads read mean and maximum over tokens (`pool=first`: the first token, as published);
 - an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`): where single words tell the
-  answer, the cheapest points are its own. `exit0=false`, or `offramp calibrate --close-exit 0`, is without it;
+  answer, the cheapest settings use it. `exit0=false`, or `offramp calibrate --close-exit 0`, is without it;
 - an entropy that neither overflows nor becomes NaN.
 
 Relations: BranchyNet with a frozen backbone, so that the full model keeps its accuracy and early exits are weaker.

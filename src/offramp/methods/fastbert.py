@@ -8,7 +8,7 @@ width 128. At run time a row exits at the first exit whose entropy, divided by i
 Modifications (ours, not the paper's or its code's): forward KL(teacher ‖ student), which the code computes but the
 paper does not print; the teacher runs without dropout; the learning rate falls over the steps of stage 2 alone; pooling
 over the right axis; an exit 0 on the embeddings, whose head also reads a bag of words (`bag_of_words`): where single
-words tell the answer, the cheapest points are its own. `exit0=false`, or `offramp calibrate --close-exit 0`, is without
+words tell the answer, the cheapest settings use it. `exit0=false`, or `offramp calibrate --close-exit 0`, is without
 it.
 
 Relations: DeeBERT with larger heads and with distillation instead of labels; `heads=light` uses the ordinary exit

@@ -17,7 +17,7 @@ Modifications (ours, not the paper's or its code's):
 - the best epoch is chosen in the middle of the trained range, not at full length;
 - on vocabulary tasks short models are trained by labels;
 - beside the labels the full model learns the logits of the fine-tuned one that training began with
-  (`distil=false`: labels alone): labels alone, seen again, let it forget;
+  (`distil=false`: labels alone), because it loses accuracy when it is trained on the same labels again;
 - `cliffs` is the share of random lengths that are cliffs, which keep every token through the first layers and almost
   none after them: what searches find best where later layers read what earlier ones gathered. By default one half where
   every token has an answer, and none elsewhere.

@@ -5,10 +5,11 @@ in `patience` consecutive comparisons of neighbouring exits. Numbers agree when 
 
 Modifications (ours, not the paper's or its code's): every row has its own count (the published code waits for the whole
 batch); each exit has its own head instead of one shared pooler; patience 0 means the full model, as in the code; the
-last exit is the model's own head; exit 0, on the embeddings, counts as an exit, and its head also reads a bag of words
-(`bag_of_words`), so that patience 1 can end after layer 1 (`exit0=false` is without it); the model is fine-tuned before
-the exits are trained with it (`mixed=false`: together from the beginning), and all exits then learn its logits beside
-the labels (`distil=false`: labels alone).
+last exit is the model's own head; exit heads read mean and maximum over tokens (`pool=first`: the first token); exit 0,
+on the embeddings, counts as an exit, so that patience 1 can end after layer 1; its head also reads a bag of words
+(`bag_of_words`), and it trains its own head only (`exit0=false` is without it); the model is fine-tuned before the
+exits are trained with it (`mixed=false`: together from the beginning), and all exits then learn its logits beside the
+labels (`distil=false`: labels alone).
 
 Relations: needs no distribution over answers, so that it also serves regression, as BERxiT does, which learns when to
 exit.

@@ -5,9 +5,10 @@ where C_i is its share of the full model's depth, so that early exits hardly dis
 run time a row exits at the first exit whose best answer has a probability above `confidence`.
 
 Modifications (ours, not the paper's): C_i = layer/depth (0.05 for exit 0) instead of measured operations of
-convolutional blocks; progress is counted in steps instead of epochs, of which there are few here; an exit 0 on the
-embeddings, whose head also reads a bag of words (`bag_of_words`): where single words tell the answer, the cheapest
-points are its own. `exit0=false` is without it.
+convolutional blocks; progress is counted in steps instead of epochs, of which there are few here; exit heads read mean
+and maximum over tokens (`pool=first`: the first token); an exit 0 on the embeddings, whose head also reads a bag of
+words (`bag_of_words`) and which trains its own head only: where single words tell the answer, the cheapest settings use
+it. `exit0=false`, or `offramp calibrate --close-exit 0`, is without it.
 
 Relations: BranchyNet with confidence instead of entropy and scheduled instead of fixed weights.
 """

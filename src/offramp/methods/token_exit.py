@@ -1,12 +1,12 @@
 """Token-level early exit for tagging (Li et al. 2021, TOKEE): a word halts when all words around it are certain.
 
-What it does: an exit head after every layer tags all words; a word halts when the largest normalised entropy among the
-words of its window is below the threshold. A halted word keeps its tag, and its state is copied to the layers above,
-where it still serves as key and value; a sentence is done when all its words are.
+What it does: exit heads after every layer (and on the embeddings) tag all words; a word halts when the largest
+normalised entropy among the words of its window is below the threshold. A halted word keeps its tag, and its state is
+copied to the layers above, where it still serves as key and value; a sentence is done when all its words are.
 
 Modifications (ours, not the paper's): exact copies at every layer (the paper applies each layer's norm again to
-post-norm states); word pieces halt with their word, the first token with its sentence; any batch size; no second
-self-sampling stage.
+post-norm states); word pieces halt with their word, the first token with its sentence; an exit 0 on the embeddings
+(`exit0=false` is without it); any batch size; no second self-sampling stage.
 
 Relations: the exits of BranchyNet, word by word; Faster-DAT plans depths that this method decides on the way.
 """

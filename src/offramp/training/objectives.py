@@ -77,7 +77,7 @@ def detached_exits_objective(exit_objective: Objective) -> Objective:
 class StageWithTeacher(Stage):
     """A stage that with `distil`, after fine-tuning, also learns the logits of the fine-tuned model.
 
-    Labels alone, seen again, let it forget.
+    Trained on the same labels again, without them, the full model loses accuracy.
     """
 
     distil: bool = field(default=False, kw_only=True)
