@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import accuracy_time, results_index
+from benchmarks import accuracy_time, aims, results_index
 from offramp import backbones, cli, methods, tasks
 from tests.test_imports import ROOMS
 
@@ -63,6 +63,12 @@ def test_the_picture_is_drawn_from_result_files(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(accuracy_time, "TARGET", tmp_path / "picture.svg")
     accuracy_time.main([])
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("milliseconds a row") >= 4
+
+
+def test_the_picture_of_the_aims_is_drawn_from_result_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aims, "TARGET", tmp_path / "aims.svg")
+    aims.main([])
+    assert (tmp_path / "aims.svg").read_text(encoding="utf-8").count("share of MACs") == len(aims.PANELS)
 
 
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`([\w/]+\.py:[\w.]+)`", ARCHITECTURE))))
