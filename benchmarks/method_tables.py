@@ -111,15 +111,8 @@ TRIALS: Mapping[str, Sequence[tuple[Mapping[str, Any], float]]] = {  # options, 
         ({"deep": "telling"}, 0.3),
         ({"pool": "own", "deep": "telling"}, 0.3),
     ),
-    "adapler": (
-        ({}, 0.3),
-        ({}, 1.0),
-        ({"phi": 0.003}, 0.3),
-        ({"cut_lr": 0.003}, 0.3),
-        ({"cut_lr": 0.001}, 0.3),
-        ({"cut_lr": 0.001}, 1.0),
-    ),
-    "length_adaptive": (({"distil": False}, 0.3), ({}, 0.3), ({}, 1.0)),
+    "adapler": (({}, 0.3), ({}, 1.0), ({"cut_lr": 0.003}, 0.3), ({"cut_lr": 0.001}, 0.3)),
+    "length_adaptive": (({"distil": False}, 0.3), ({}, 0.3)),
 }
 
 
