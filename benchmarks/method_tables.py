@@ -97,7 +97,7 @@ STUDIES = {"defaults": ("mr-fold9",), "auto": ("trec", "sst2", "agnews", "imdb",
            "words": ("trec", "mr", "sst2", "agnews"), "trials": ("sst2-sentences",)}  # fmt: skip
 EXIT_LISTS = ("", "0,2", "0,3", "0,2,4")  # of a model of six layers; "": one a layer
 WORD_DEPTHS: Mapping[str, Mapping[str, Any]] = {
-    "mutual-information": {},
+    "mutual-information": {"deep": "rare"},
     "telling-deep": {"deep": "telling"},
     "reconstruction": {"estimation": "reconstruction"},
 }
@@ -105,9 +105,9 @@ TRIALS: Mapping[str, Sequence[tuple[Mapping[str, Any], float]]] = {  # options, 
     "pabee": (({}, 0.3), ({}, 1.0), ({}, 0.1), ({"weights": "uniform"}, 1.0)),
     "berxit": (({}, 0.3), ({}, 1.0), ({}, 0.1), ({"weights": "index"}, 0.3)),
     "faster_dat": (
-        ({}, 0.3),
-        ({}, 1.0),
-        ({"pool": "own"}, 0.3),
+        ({"deep": "rare"}, 0.3),
+        ({"deep": "rare"}, 1.0),
+        ({"pool": "own", "deep": "rare"}, 0.3),
         ({"deep": "telling"}, 0.3),
         ({"pool": "own", "deep": "telling"}, 0.3),
     ),

@@ -33,6 +33,8 @@ from offramp.nn.confidence import same_answers
 from offramp.nn.exit_policies import WeightedOptions
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace
+from offramp.training.objectives import joint_stages
+from offramp.training.stage import Stage
 from offramp.utils.merged_dataclass import SINGLE_METHOD_ONLY
 
 PREVIOUS_LOGITS = Column("previous_logits", torch.float32, None, "logits of the exit before, per row or per token")
@@ -118,3 +120,7 @@ class PABEE(DepthMethod):
 
     def policy(self, network: Network, settings: PABEESettings) -> Policy:
         return PABEEPolicy(network, settings)
+
+    def stages(self, network: Network, options: PABEEOptions) -> list[Stage]:
+        """Return joint training at the full learning rate: its exits must agree, so all of them must be strong."""
+        return joint_stages(network, options, later_share=1.0)

@@ -22,6 +22,7 @@ from offramp.training.distillation import (
 )
 from offramp.training.forward import ForwardHooks, LayerStates, forward_all_layers, forward_with_dropping
 from offramp.training.losses import detached_exit0_loss, exit_loss, exit_losses, last_exit_loss
+from offramp.training.schedule import LATER_LR_SHARE
 from offramp.training.stage import Backward, Stage, forward_frozen
 
 Objective = Callable[[Network, LayerStates, Batch], Tensor]
@@ -109,10 +110,17 @@ class JointStage(StageWithTeacher):
         return {"loss": loss.detach()}
 
 
-def joint_stages(network: Network, options: WeightedOptions) -> list[Stage]:
+def joint_stages(network: Network, options: WeightedOptions, later_share: float = LATER_LR_SHARE) -> list[Stage]:
     """Return the joint stage of the weighted sum, after fine-tuning the backbone alone if `options.mixed`."""
-    objective, hooks = weighted_objective(options), joint_hooks(options)
-    stage = JointStage(network, "joint", options.head_lr, objective=objective, hooks=hooks, distil=options.distil)
+    stage = JointStage(
+        network,
+        "joint",
+        options.head_lr,
+        objective=weighted_objective(options),
+        hooks=joint_hooks(options),
+        distil=options.distil,
+        later_share=later_share,
+    )
     return after_fine_tuning(options.mixed, stage)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from offramp.errors import OfframpError
 
 PRECISIONS = ("auto", "bf16", "fp32")
-# Stages after fine-tuning see the same rows again, and on small sets a lower rate kept the full model better. The only
-# share that was tried; where most tokens are dropped the full rate is better (docs/papers/adapler.md).
+# Stages after fine-tuning see the same rows again, and on small sets a lower rate kept the full model better. A stage
+# may have another share; where most tokens are dropped, the full rate is better (docs/papers/adapler.md).
 LATER_LR_SHARE = 0.3
 LARGEST_SEED = 2**32 - 1  # that every generator of random numbers takes
 
@@ -25,7 +25,7 @@ class Schedule:
     clip: float = 1.0
     seed: int = 42
     precision: str = "auto"  # auto, bf16 or fp32
-    later_lr: float = 0.0  # in stages that follow plain fine-tuning; 0: LATER_LR_SHARE · lr
+    later_lr: float = 0.0  # in stages that follow plain fine-tuning; 0: the stage's share of lr
     embedding_lr: float = 0.0  # of embedding tables; 0: that of the other pretrained parameters
     save_seconds: float = 120.0
     snapshots: int = 0  # how many times in each stage the weights are kept beside the run
@@ -45,9 +45,9 @@ class Schedule:
                 given = f"--{name.replace('_', '-')} {getattr(self, name)}"
                 raise OfframpError("a training schedule", given, f"give {fix}")
 
-    def lr_of(self, follows_fine_tuning: bool) -> float:
+    def lr_of(self, follows_fine_tuning: bool, later_share: float = LATER_LR_SHARE) -> float:
         """Return the learning rate of the pretrained part in a stage."""
-        return (self.later_lr or LATER_LR_SHARE * self.lr) if follows_fine_tuning else self.lr
+        return (self.later_lr or later_share * self.lr) if follows_fine_tuning else self.lr
 
     def keeps_snapshot(self, epoch: int) -> bool:
         """Return whether the weights after this epoch (from 0) are kept: the first that ends one of equal parts."""

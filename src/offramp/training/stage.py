@@ -21,6 +21,7 @@ from offramp.nn.batches import Batch, Data
 from offramp.nn.network import Network
 from offramp.training.forward import LayerStates, forward_all_layers
 from offramp.training.losses import exit_loss
+from offramp.training.schedule import LATER_LR_SHARE
 
 Backward = Callable[[Tensor], None]
 ParameterGroups = list[dict[str, Any]]
@@ -36,7 +37,8 @@ class Stage:
     fine_tuning: bool = False  # whether this is the plain fine-tuning that `--init RUN` replaces
     needs_labels: bool = True  # whether the loss needs targets; if no stage does, unlabelled rows are accepted
     reference: dict[str, float] = field(default_factory=dict, kw_only=True)  # dev scores before, if `needs_reference`
-    follows_fine_tuning: bool = field(default=False, kw_only=True)  # then it has a learning rate of its own
+    follows_fine_tuning: bool = field(default=False, kw_only=True)  # then it has a learning rate of its own:
+    later_share: float = field(default=LATER_LR_SHARE, kw_only=True)  # this share of --lr, unless --later-lr is given
 
     needs_reference: ClassVar[bool] = False  # whether `best_epoch` compares with the dev scores before this stage
 

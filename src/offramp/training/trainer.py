@@ -92,7 +92,7 @@ class Trainer:
         for _, parameter in stage.trainable():
             parameter.requires_grad_(True)
         rate = self.schedule.embedding_lr
-        groups_by_optimiser = stage.optimisers(self.schedule.lr_of(stage.follows_fine_tuning))
+        groups_by_optimiser = stage.optimisers(self.schedule.lr_of(stage.follows_fine_tuning, stage.later_share))
         optimisers = [self._optimiser(with_embedding_rate(self.network, one, rate)) for one in groups_by_optimiser]
         if resumed:
             checkpoint.read_checkpoint(self.folder, self.network, optimisers)

@@ -33,7 +33,9 @@ class FasterDATOptions:
 
     estimation: Literal["mi", "reconstruction"] = "mi"
     layers: int = 0  # the largest depth N; 0: all layers of the model
-    deep: Literal["rare", "telling"] = "rare"  # mi: words that go deep have little information (as published), or much
+    deep: Literal["rare", "telling"] = (
+        "telling"  # mi: words that go deep have much information, or (as published) little
+    )
     smoothing: float = 0.1  # mi: added to every count
     least: float = LEAST_INFORMATION  # bins=width: words with less information count as having this much
     penalty: float = 0.1  # reconstruction: λ
