@@ -113,9 +113,6 @@ TRIALS: Mapping[str, Sequence[tuple[Mapping[str, Any], float]]] = {  # options, 
     ),
     "adapler": (({}, 0.3), ({}, 1.0), ({"cut_lr": 0.003}, 0.3), ({"cut_lr": 0.001}, 0.3)),
     "length_adaptive": (({"distil": False}, 0.3), ({}, 0.3), ({}, 1.0)),
-    "alberta": (({}, 0.3), ({}, 1.0)),
-    "power_bert": (({}, 0.3), ({}, 1.0)),
-    "tr_bert": (({}, 0.3), ({}, 1.0)),
 }
 
 
