@@ -100,6 +100,20 @@ def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Pa
     assert page.locator("#heading").inner_text() == "speed: sst2" and fits(page)
 
 
+def test_report_page_folds_the_tables_of_single_studies(page: Page, tmp_path: Path) -> None:
+    for folder in ("sst2/deebert", "sst2/deebert/auto", "sst2/deebert/defaults"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "cells.json").write_text(json.dumps([cell("deebert"), cell("deebert", 0.4, 0.8)]))
+    report(str(tmp_path), out=str(tmp_path / "report"))
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    assert page.locator("#heading").inner_text() == "sst2"
+    assert not page.get_by_role("button", name="auto: sst2").is_visible()
+    page.get_by_text("2 tables of single studies").click()
+    page.get_by_role("button", name="auto: sst2").click()
+    assert page.locator("#heading").inner_text() == "auto: sst2"
+    assert page.get_by_role("button", name="defaults: sst2").is_visible() and fits(page)
+
+
 def test_report_page_colours_six_methods_and_opens_on_the_largest_set(page: Page, tmp_path: Path) -> None:
     for number in range(9):  # all on the Pareto front
         content = cell(f"method{number}", share=0.1 * (number + 1), score=0.8 + 0.01 * number, data="large")

@@ -38,6 +38,18 @@ def test_collect_results_sorts_files_and_names_damaged_ones(folder: Path) -> Non
     assert pooled.full == CurvePoint(1.0, 0.9) and pooled.curve == (CurvePoint(0.4, 0.8), CurvePoint(1.0, 0.9))
 
 
+def test_studies_of_attach_are_curves_with_their_baseline(tmp_path: Path) -> None:
+    full, point = cell("attached"), cell("attached", 0.3, 0.89, chosen={"kind": "disagreement", "value": 0.01})
+    study = {"what": "speed of a study", "method": "fastbert", "hardware": "h", "rows": [{"budget": "proven"}]}
+    for name, content in {"cells": [full, point, cell("tfidf", 0.0, 0.8)], "study": study}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = collect_results(tmp_path)
+    attached, baseline = found.entries
+    assert attached.full == CurvePoint(1.0, 0.9) and attached.others == {"max_disagreement 0.01": CurvePoint(0.3, 0.89)}
+    assert baseline.method == "tfidf" and baseline.curve == (CurvePoint(0.0, 0.8),)
+    assert found.others == ["study.json"] and not found.damaged
+
+
 def test_join_families_joins_runs_that_differ_in_one_number(tmp_path: Path) -> None:
     files = {
         "expensive": penalised("1e-3", [(0.7, 0.85, 0.84), (0.8, 0.90, 0.91)]),

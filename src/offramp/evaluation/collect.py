@@ -140,8 +140,9 @@ def _pooled(group: list[ModelResult]) -> ModelResult:
 def _add(content: Any, name: str, found: CollectedResults) -> None:
     cells = content if isinstance(content, list) else [content]
     if cells and all(isinstance(c, dict) and all(key in c for key in NEEDED) for c in cells):
-        found.entries.append(model_result(cells, name))
-    elif isinstance(content, dict) and "what" in content and "method" not in content:  # a study of its own
+        listed = list(dict.fromkeys(cell["method"] for cell in cells))  # a study may add a baseline on the same rows
+        found.entries += [model_result([cell for cell in cells if cell["method"] == one], name) for one in listed]
+    elif isinstance(content, dict) and "what" in content:  # a study of its own
         found.others.append(name)
     elif isinstance(content, dict) and isinstance(content.get("rows"), list) and "hardware" in content:
         _check_timed(content, content["rows"], ("engine", "precision", "batch_size"))
@@ -192,7 +193,8 @@ def setting_of(cell: Cell) -> tuple[str, Any]:
     Cells that were written before they had the field name it in their command, or are of the full model.
     """
     if "chosen" in cell:
-        by, value = cell["chosen"]["by"], cell["chosen"]["value"]
+        by = cell["chosen"].get("by") or f"max_{cell['chosen']['kind']}"
+        value = cell["chosen"]["value"]
         return by, variant_label(value) if isinstance(value, dict) else value
     found = SETTING.search(str(cell["command"]))
     if found is None:

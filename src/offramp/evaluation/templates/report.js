@@ -8,7 +8,8 @@ const sets = [...new Set(data.entries.map((e) => e.set))];
 const dataOf = Object.fromEntries(data.entries.map((e) => [e.set, e.data]));
 const cellsOf = (set) => data.entries.filter((e) => e.set === set).reduce((sum, e) => sum + e.cells, 0);
 const chosenNames = {};  // data set → the methods that have a colour, in the order of the colours; null: a free colour
-let chosenSet = [...sets].sort((a, b) => cellsOf(b) - cellsOf(a))[0], chosenBatch = null, sorted = { column: 0, up: true };
+const isStudy = (name) => name.includes(": ");  // in a folder below a method, e.g. "auto: trec"
+let chosenSet = [...sets].sort((a, b) => isStudy(a) - isStudy(b) || cellsOf(b) - cellsOf(a))[0], chosenBatch = null, sorted = { column: 0, up: true };
 
 const pointsOf = (e) => [...e.curve, ...(e.full ? [e.full] : []), ...Object.values(e.chosen), ...Object.values(e.others)];
 
@@ -45,12 +46,17 @@ function tip(text) { find("tip").textContent = text; find("tip").hidden = !text;
 
 function pressed(button, on) { button.setAttribute("aria-pressed", on); return button; }
 
+function setButton(name) {
+  const button = pressed(make("button", {}, name), name === chosenSet);
+  button.addEventListener("click", () => { chosenSet = name; draw(); });
+  return button;
+}
+
 function choices() {
-  find("sets").replaceChildren(...sets.map((name) => {
-    const button = pressed(make("button", {}, name), name === chosenSet);
-    button.addEventListener("click", () => { chosenSet = name; draw(); });
-    return button;
-  }));
+  const studies = sets.some((name) => !isStudy(name)) ? sets.filter(isStudy) : [];
+  const folded = make("details", {}, make("summary", {}, `${studies.length} tables of single studies`), ...studies.map(setButton));
+  folded.open = find("sets").querySelector("details")?.open ?? studies.includes(chosenSet);
+  find("sets").replaceChildren(...sets.filter((name) => !studies.includes(name)).map(setButton), ...(studies.length ? [folded] : []));
   const known = [...entries(true), ...timed(data.benches, true).filter((b) => !b.peer), ...timed(data.lengths, true)];
   const shown = [...new Set(known.map((e) => e.name))].sort((a, b) => isChosen(b) - isChosen(a) || (a < b ? -1 : 1));
   find("legend").replaceChildren(...shown.map((name) => {
