@@ -50,7 +50,10 @@ def command(
     lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
     later_lr: Annotated[
         float | None,
-        typer.Option(show_default="0.3 of --lr; --lr with --recipe", help="learning rate in stages after fine-tuning"),
+        typer.Option(
+            show_default="0.3 of --lr, all of it in some methods and with --recipe",
+            help="learning rate in stages after fine-tuning",
+        ),
     ] = None,
     embedding_lr: Annotated[
         float | None,

@@ -166,8 +166,8 @@ def train(
         dev_split: the share of the training rows that is held out when there is no `dev`.
         init: a run folder of the same task whose fine-tuned weights to start from.
         epochs, batch_size, lr: of each stage, 3, 32 and 5e-5 by default; `lr` is that of the pretrained part.
-        later_lr: that of stages after plain fine-tuning, by default 0.3 · `lr`, because they see the same rows again;
-            with a recipe `lr`: the papers have one rate.
+        later_lr: that of stages after plain fine-tuning, by default 0.3 · `lr` (in some methods all of it), as they
+            see the same rows again; with a recipe `lr`: the papers have one rate.
         embedding_lr: learning rate of the embedding tables; by default `lr`, but 2e-3 where a backbone that began from
             scratch is fine-tuned: its embeddings are large after pretraining, and `lr` would hardly turn them.
         max_length: the longest row in tokens.

@@ -24,7 +24,7 @@ Modifications (ours, not the paper's):
 - tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
 - the model is fine-tuned with all words at full depth before it is trained at planned depths (`mixed=false`: at planned
   depths from the beginning), where it also learns its own former logits (`distil=false`: labels alone);
-- with `mi`, the most informative words go deepest instead of shallowest, which did better on four of four data sets
+- with `mi`, the most informative words go deepest instead of shallowest, which did better on TREC, MR and SST-2
   (`deep=rare` is the published order);
 - with `bins=width`, `least` is the smallest information that is distinguished: words with almost no information, by
   accident, make all bins wide, and a higher floor such as 1e-7 sends more words deep, at the cost of MACs.

@@ -33,9 +33,8 @@ class FasterDATOptions:
 
     estimation: Literal["mi", "reconstruction"] = "mi"
     layers: int = 0  # the largest depth N; 0: all layers of the model
-    deep: Literal["rare", "telling"] = (
-        "telling"  # mi: words that go deep have much information, or (as published) little
-    )
+    # mi: words that go deep have much information about the label, or (rare, as published) little
+    deep: Literal["rare", "telling"] = "telling"
     smoothing: float = 0.1  # mi: added to every count
     least: float = LEAST_INFORMATION  # bins=width: words with less information count as having this much
     penalty: float = 0.1  # reconstruction: λ
