@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,24 @@ def test_bench_measures_a_disagreement_as_a_budget(call: Call, attached: Path) -
     assert result.code == 0, result.err
     found = {row["budget"] for row in json.loads(Path("bench.json").read_text())["rows"]}
     assert "max-disagreement=0.05" in {str(budget) for budget in found}
+
+
+def test_calibrate_takes_texts_without_labels(call: Call, attached: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(attached, tmp_path / "run"))
+    write_rows("texts.jsonl", [{"text": row["text"]} for row in factories.labelled_rows("classification", 200, seed=8)])
+    result = call("calibrate", run, "--data", "texts.jsonl")
+    assert result.code == 0 and "have no 'label'" in result.err
+    assert all(part in result.out for part in ("5 %", "agreement", "found on torch fp32", "max_disagreement=0.01"))
+    shown = call("info", run)
+    assert shown.code == 0 and "5 %" in shown.out and "max_disagreement=0.01" in shown.out
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "Measured on 134 held-out texts" in card and "torch fp32" in card
+
+
+def test_calibrate_with_labels_keeps_the_points_of_texts(call: Call, attached: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(attached, tmp_path / "run"))
+    write_rows("rows.jsonl", factories.labelled_rows("classification", 120, seed=8))
+    assert call("calibrate", run, "--data", "rows.jsonl").code == 0
+    assert call("predict", run, "--input", "rows.jsonl", "--max-disagreement", 0.05).code == 0
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "accuracy" in card and "How often an answer may differ" in card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference import run_folder
 from offramp.inference.batching import score_policy
+from offramp.inference.operating_points import load_points
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
 from tests import factories
@@ -40,6 +42,21 @@ def test_points_and_proofs_belong_to_the_engine_and_precision(own: Path, data: P
     assert offramp.load(own, engine="native", precision="int8").settings(risk=0.2) is not None
     with pytest.raises(OfframpError, match="proven in int8"):
         offramp.load(own, engine="native").settings(risk=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:rows of")
+def test_points_for_a_disagreement_belong_to_a_precision_too(own: Path, tmp_path: Path) -> None:
+    rows = [{"text": row["text"]} for row in factories.labelled_rows("classification", 120, 7)]
+    source = factories.write_jsonl(tmp_path / "texts.jsonl", rows)
+    offramp.calibrate(own, source)
+    exact = load_points(own).disagreements
+    for _ in range(2):  # replaced the second time, not added again
+        both = offramp.calibrate(own, source, engine="native", precision="int8").disagreements
+        assert both[: len(exact)] == exact and len(both) == 2 * len(exact)
+        assert {(one.engine, one.precision) for one in both[len(exact) :]} == {("native", "int8")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        offramp.load(own, engine="native", precision="int8").predict(["a good film"], max_disagreement=0.05)
 
 
 @pytest.mark.parametrize(("engine", "precision"), [("native", "fp32"), ("native", "int8"), ("torch", "fp32")])

@@ -16,7 +16,13 @@ import offramp
 from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
-from offramp.inference.operating_points import DisagreementPoint, LatencyPoint, RiskGuarantee
+from offramp.inference.operating_points import (
+    DisagreementPoint,
+    LatencyPoint,
+    LossBounds,
+    OperatingPoint,
+    RiskGuarantee,
+)
 from offramp.inference.predictor import CHUNK, Predictor
 from offramp.utils.hardware import hardware
 from tests import factories
@@ -253,6 +259,20 @@ def test_settings_for_a_disagreement_need_points_for_it(trained: Path) -> None:
     model = with_points(trained, disagreements=(stored,))
     assert model.settings(max_disagreement=0.01).threshold == 0.25
     assert model.predict(["a film"], max_disagreement=0.01)
+
+
+def test_a_loss_proven_in_another_precision_is_warned_about(trained: Path) -> None:
+    points = (
+        OperatingPoint({"threshold": 0.25}, 0.4, 0.9, 1.0, loss_upper=0.004),
+        OperatingPoint({"threshold": 0.0}, 1.0, 0.9, 2.0, loss_upper=0.0),
+    )
+    model = with_points(trained, points=points, bounds=LossBounds(0.9, 1000), trusted=True, precision="fp32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.settings(max_loss=0.01).threshold == 0.25
+    model.how = EngineOptions("bf16")
+    with pytest.warns(UserWarning, match=r"max_loss=0\.01 was tested on torch fp32(.|\n)*--precision bf16"):
+        assert model.settings(max_loss=0.01).threshold == 0.25
 
 
 LATENCY = LatencyPoint(5.0, 95.0, {"threshold": 0.25}, 4.0, 4.5, 0.9, 0.5, "torch", "fp32", None, hardware())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from offramp.calibration.calibrate import ENGINE, PRECISION, CalibrationContext, Settings
+from offramp.calibration.calibrate import CalibrationContext, CalibrationEngine, Settings
 from offramp.calibration.replay import ExitRecording, exit_table
 from offramp.calibration.risk import (
     RecordedRows,
@@ -37,11 +37,13 @@ MAX_EXITS = 4  # that `choose_exits` takes
 Floats = NDArray[np.float64]
 
 
-def record_unlabelled(network: Network, method: Method, data: Data) -> tuple[CalibrationContext, ExitRecording]:
+def record_unlabelled(
+    network: Network, method: Method, data: Data, engine: CalibrationEngine | None = None
+) -> tuple[CalibrationContext, ExitRecording]:
     """Return rows labelled by the full model's own predictions, and the recording of every exit: one pass for both."""
-    context = CalibrationContext(network, method, data)
+    context = CalibrationContext(network, method, data, engine=engine or CalibrationEngine())
     recording = context.record()
-    predictions = context.predictions(context.run({}, recording))
+    predictions = context.predictions(context.run({}, recording if method.replays else None))
     rows = [network.task.labelled(row, prediction) for row, prediction in zip(data.rows, predictions, strict=True)]
     return replace(context, data=Data(rows, data.encoded)), recording
 
@@ -65,7 +67,7 @@ def find_disagreement_points(
     finding: RecordedRows, testing: RecordedRows, limits: Sequence[float] = LIMITS
 ) -> tuple[list[DisagreementPoint], list[OperatingPoint]]:
     """Return one point for every limit, and all tested settings as operating points whose score is the agreement."""
-    method, task = testing[0].method, testing[0].network.task
+    method, task, engine = testing[0].method, testing[0].network.task, testing[0].engine
     candidates = order_by_disagreement(method, disagreement_evaluator(*finding), risk_candidates(*finding))
     evaluate = disagreement_evaluator(*testing)
     tested = [(settings, *evaluate(settings)) for settings in [asdict(method.settings()), *candidates]]
@@ -73,7 +75,7 @@ def find_disagreement_points(
     points: list[DisagreementPoint] = []
     for limit in sorted(limits, reverse=True):  # a stricter limit is never cheaper than a looser one
         cheapest = points[0].mac_share if points else 0.0
-        points.insert(0, _point_for(limit, tested, layers, task.disagreement_is_binary, cheapest))
+        points.insert(0, _point_for(limit, tested, layers, task.disagreement_is_binary, engine, cheapest))
     operating = [
         OperatingPoint(settings, share, 1.0 - float(losses.mean()), layer, 1.0 - float(losses.mean()))
         for (settings, losses, share), layer in zip(tested, layers, strict=True)
@@ -86,6 +88,7 @@ def _point_for(
     tested: Sequence[tuple[Settings, Floats, float]],
     layers: Sequence[float],
     binary: bool,
+    engine: CalibrationEngine,
     cheapest: float = 0.0,
 ) -> DisagreementPoint:
     chosen, proven = 0, False
@@ -106,8 +109,8 @@ def _point_for(
         float(losses.mean()),
         len(losses),
         layers[chosen],
-        ENGINE,
-        PRECISION,
+        engine.name,
+        engine.precision,
         upper_bound(losses, binary),
         proven,
     )

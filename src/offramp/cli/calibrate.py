@@ -14,7 +14,12 @@ from offramp.utils.command_line import key_values
 def command(
     run: Run,
     *,
-    data: Annotated[str, typer.Option(help="labelled rows the model was not trained on")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="rows the model was not trained on; without labels: points for --max-disagreement and --risk"
+        ),
+    ],
     budget: Annotated[float | None, typer.Option(help="print the point for this share of the full compute")] = None,
     max_loss: Annotated[float | None, typer.Option(help="print the cheapest point that loses at most this")] = None,
     risk: Annotated[

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from offramp import engines
 from offramp.calibration.calibrate import (
     CalibrationContext,
@@ -15,6 +17,7 @@ from offramp.calibration.calibrate import (
     check_closed_exits,
     find_operating_points,
 )
+from offramp.calibration.disagreement import find_disagreement_points, record_unlabelled
 from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.length_search import (
     ReportProgress,
@@ -26,7 +29,13 @@ from offramp.calibration.length_search import (
     searched_settings,
 )
 from offramp.calibration.loss_bounds import CONFIDENCE, check_confidence
-from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk
+from offramp.calibration.risk import (
+    RecordedRows,
+    check_provable,
+    check_task_has_risk,
+    prove_risk,
+    prove_risk_on,
+)
 from offramp.calibration.usefulness import distrust
 from offramp.data.overlap import MOST_ROWS, read_training_marks, row_marks, training_rows_reason
 from offramp.data.readers import fingerprint, read_rows
@@ -36,7 +45,7 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.budget import parse_latency
 from offramp.inference.model_card import write_model_card
-from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.operating_points import AGREEMENT, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor, graph_folder
 from offramp.inference.run_folder import remembered_columns
 from offramp.nn.batches import Data
@@ -44,6 +53,8 @@ from offramp.tasks import Task
 from offramp.training.schedule import LARGEST_SEED
 
 ENOUGH_ROWS = 100  # rows below which operating points are hardly more than luck
+FEWEST = 20  # rows without labels
+FINDING = 3  # of rows without labels, every third finds settings, and the others test them
 FAR_FEWER = 4  # times fewer rows than the points in place were found on
 Row = Mapping[str, Any]
 
@@ -74,14 +85,18 @@ def calibrate(
     on_search: ReportProgress = lambda _: None,
     on_scoring: ReportScoring = lambda done, total: None,
 ) -> OperatingPoints:
-    """Find settings for every budget on labelled rows that a run was not trained on, and write its points.json.
+    """Find settings for every budget on rows that a run was not trained on, and write its points.json.
 
         points = offramp.calibrate("runs/mine", "calibration.jsonl", risk=0.02, confidence=0.95)
         points.full_point.score, points.guarantees[0].mac_share
 
+    Labelled rows replace the operating points, guarantees and latencies; points for a `max_disagreement` stay. Rows
+    without labels are labelled by the full model: they replace the points for a `max_disagreement` that were found on
+    the same engine and precision (of a run without labelled points, the operating points too).
+
     Args:
-        run: a run folder; its old operating points, guarantees and latencies are replaced.
-        data: a file of labelled rows, or the name of a data set on the hub.
+        run: a run folder.
+        data: a file of rows, or the name of a data set on the hub; the texts alone, where there are no labels.
         risk: also prove a setting whose predictions disagree with the full model at most this often.
         confidence: with which the risk must hold.
         latency: also find a setting that answers single rows within this time, "5ms" or seconds.
@@ -143,15 +158,24 @@ def calibrate_run(
     engine: str = engines.AUTO,
     how: EngineOptions | None = None,
 ) -> OperatingPoints:
-    """Calibrate a run on labelled rows and write its points.json; guarantees of the old points are dropped.
+    """Calibrate a run on rows and write its points.json.
 
-    With `how` the points are found on the engine and in its precision, else on torch in fp32.
+    Rows without labels find points for a disagreement only. Labelled rows find all others, and guarantees and latencies
+    of the old points are dropped. With `how` points are found on the engine and in its precision, else on torch in
+    fp32.
     """
-    if not force:
-        check_enough_to_replace(Path(run), len(rows), source)
     model = folders.load_run(run)  # without its old points, which may be another model's
     predictor = Predictor(model, None, "torch") if how is None else Predictor(model, None, engine, how)
     place = CalibrationEngine(predictor.engine_name, predictor.how.precision, predictor.engine)
+    old = _old_points(Path(run))
+    label = predictor.task.target
+    if label and rows and not any(label in row for row in rows):
+        if latency is not None or closed_exits:
+            given = f"{source}, whose rows have no {label!r}, and {'--latency' if latency else '--close-exit'}"
+            raise OfframpError("labelled rows", given, "give labelled rows, or calibrate for a disagreement only")
+        return calibrate_disagreement(run, predictor, rows, source, old, place, risk, confidence, force)
+    if not force:
+        check_enough_to_replace(Path(run), len(rows), source)
     predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
     if risk is not None:
@@ -182,11 +206,94 @@ def calibrate_run(
             full = f"no cheaper setting could be shown to stay within a risk of {risk}: using the full model"
             warnings.warn(full, stacklevel=2)
         points = replace(points, guarantees=(proven,))
+    if old is not None and not closed_exits:  # the same weights: what texts have shown of them still holds
+        kept = old.default if old.default_budget.kind == "disagreement" else None
+        points = replace(points, disagreements=old.disagreements, default=kept)
     if latency is not None:
         points = replace(points, latencies=(find_latency_point(run, points, rows, source, latency),))
     operating.save_points(Path(run), points)
     write_model_card(Path(run), predictor.model, points, recipe)
     return points
+
+
+def calibrate_disagreement(
+    run: str,
+    predictor: Predictor,
+    rows: Sequence[Row],
+    source: str,
+    old: OperatingPoints | None,
+    place: CalibrationEngine,
+    risk: float | None = None,
+    confidence: float = 0.95,
+    force: bool = False,
+) -> OperatingPoints:
+    """Find points for a `max_disagreement` on rows without labels, and write them beside the run's other points.
+
+    A third of the rows finds settings and the others test them, as `attach` does with texts of their own.
+    """
+    task, tested_rows = predictor.task, len(rows) - len(rows) // FINDING
+    if len(rows) < FEWEST:
+        fix = f"give {FEWEST} or more; with labels, name their column: --column {task.target}=COLUMN"
+        raise OfframpError("rows to find points on", f"{len(rows)} rows of {source}, without {task.target!r}", fix)
+    why = f"rows of {source} have no {task.target!r}: only points for a disagreement with the full model are found"
+    warnings.warn(why, stacklevel=3)
+    check_task_has_risk(task)
+    if risk is not None:
+        check_provable(risk, confidence, tested_rows)
+    same = [one for one in old.disagreements if one.holds_on(place.name, place.precision)] if old else []
+    if not force and same and tested_rows * FAR_FEWER < same[0].rows:
+        given = f"{tested_rows} rows of {source} to test with, where the points in place were tested on {same[0].rows}"
+        fix = "give more rows, or --force (force=True) to replace them all the same"
+        raise OfframpError(f"points for a disagreement of {run} that are worth having", given, fix)
+    recipe, mark = folders.read_recipe(run), fingerprint(source, rows)
+    order = np.random.default_rng(0).permutation(len(rows))
+    parts = [[rows[i] for i in some] for some in np.split(order, [len(rows) // FINDING])]
+    finding, testing = (_recorded(predictor, part, source, place) for part in parts)
+    disagreements, tested = find_disagreement_points(finding, testing)
+    points = old
+    if points is None or (points.metric == AGREEMENT and points.holds_on(place.name, place.precision)):
+        full, *others = tested
+        name = "/".join(Path(source).parts[-2:]) + " (two thirds)"
+        data = {"name": name, "rows": tested_rows, "fingerprint": mark}
+        front = pareto_front(others, replace(full, score=1.0), True)
+        points = OperatingPoints(
+            AGREEMENT, True, data, front, engine=place.name, precision=place.precision,
+            default=old.default if old else {"kind": "disagreement", "value": 0.01},
+            guarantees=old.guarantees if old else (), latencies=old.latencies if old else (),
+            disagreements=old.disagreements if old else (),
+        )  # fmt: skip
+    share = read_training_marks(Path(run)).share_of(row_marks(rows, task.input_columns))
+    trained_on = mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")) or share > MOST_ROWS
+    if trained_on:
+        warnings.warn(f"{source}: {training_rows_reason(max(share, MOST_ROWS))}; nothing is proven", stacklevel=2)
+        disagreements = [replace(one, proven=False) for one in disagreements]
+    elsewhere = [one for one in points.disagreements if one not in same]
+    points = replace(points, disagreements=(*elsewhere, *disagreements))
+    if risk is not None and not trained_on:
+        proven = prove_risk_on(finding, testing, risk, confidence)
+        here = place.name, place.precision
+        kept = [one for one in points.guarantees if not (one.risk == risk and one.holds_on(*here))]
+        points = replace(points, guarantees=(*kept, proven))
+    operating.save_points(Path(run), points)
+    write_model_card(Path(run), predictor.model, points, recipe)
+    return points
+
+
+def _recorded(predictor: Predictor, rows: Sequence[Row], source: str, place: CalibrationEngine) -> RecordedRows:
+    """Return rows with the full model's answers as labels, and their recording where the method can be replayed."""
+    method = predictor.model.method
+    context, recording = record_unlabelled(
+        predictor.network, method, Data(rows, predictor.prepare(rows, source)), place
+    )
+    return context, recording if method.replays else None
+
+
+def _old_points(folder: Path) -> OperatingPoints | None:
+    """Return a run's points; none where they cannot be used."""
+    try:
+        return operating.load_points(folder) if (folder / "points.json").is_file() else None
+    except OfframpError:  # damaged, or another model's
+        return None
 
 
 def search_run(
@@ -226,10 +333,7 @@ def search_run(
 
 def check_enough_to_replace(folder: Path, rows: int, source: str) -> None:
     """Refuse to replace points that were found on far more rows; points that cannot be used may always be replaced."""
-    try:
-        points = operating.load_points(folder) if (folder / "points.json").is_file() else None
-    except OfframpError:  # damaged, or another model's
-        return
+    points = _old_points(folder)
     if points is None or not points.trusted or rows * FAR_FEWER >= points.data["rows"]:
         return
     given = f"{rows} rows of {source}, where the points in place come from {points.data['rows']} rows"

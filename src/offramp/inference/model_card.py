@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offramp.inference.operating_points import OperatingPoint, OperatingPoints
+from offramp.inference.operating_points import AGREEMENT, EXACT, OperatingPoint, OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.utils.files import write_text
 
@@ -58,17 +58,14 @@ def _layers(model: LoadedRun) -> str:
 def write_model_card(folder: Path, model: LoadedRun, points: OperatingPoints, recipe: Mapping[str, Any]) -> None:
     """Write the card of a run; a folder without a recipe was not trained here and keeps its own README.md."""
     if recipe:
-        write_text(folder / "README.md", render_model_card(model, points, recipe))
+        attached = points.metric == AGREEMENT and "summary" in recipe
+        render = render_attached_card if attached else render_model_card
+        write_text(folder / "README.md", render(model, points, recipe))
 
 
 def render_attached_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping[str, Any]) -> str:
     """Return the card of a model with attached exits: what was attached and what it costs."""
-    task, summary = model.network.task, recipe["summary"]
-    rows = "\n".join(
-        f"| {100 * p.limit:g} % | {100 * p.found:.2f} % | {'proven' if p.proven else 'an estimate'}, "
-        f"≤ {100 * (p.upper or 1.0):.2f} % | {p.mac_share:.3f} | {p.mean_exit_layer or 0.0:.2f} |"
-        for p in points.disagreements
-    )
+    task, summary, tested = model.network.task, recipe["summary"], points.disagreements[0].rows
     exits = ", ".join(str(layer) for layer in summary["exits"])
     return f"""---
 library_name: offramp
@@ -94,15 +91,24 @@ model.predict([{_example_input(task.input_columns)}], max_disagreement=0.01)
 
 ## What it costs
 
-Measured on {summary["held_out"]} held-out texts: how often an answer differs from the full model's, and the share of
+Measured on {tested} held-out texts: how often an answer differs from the full model's, and the share of
 the full model's multiply-accumulates. Bounds hold with 95 % confidence for texts from the same source.
 
-| disagreement allowed | found | bound | share of full MACs | mean exit layer |
-|---|---|---|---|---|
-{rows}
-
+{_disagreements(points)}
 How it was attached: `recipe.yaml`.
 """
+
+
+def _disagreements(points: OperatingPoints) -> str:
+    """Return the table of points for a disagreement with the full model."""
+    rows = "".join(
+        f"| {100 * p.limit:g} % | {100 * p.found:.2f} % | {'proven' if p.proven else 'an estimate'}, "
+        f"≤ {100 * (p.upper or 1.0):.2f} % | {p.mac_share:.3f} | {p.mean_exit_layer or 0.0:.2f} | "
+        f"{p.engine or 'torch'} {p.precision or EXACT} |\n"
+        for p in points.disagreements
+    )
+    head = "| disagreement allowed | found | bound | share of full MACs | mean exit layer | tested on |"
+    return f"{head}\n|---|---|---|---|---|---|\n{rows}"
 
 
 def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping[str, Any]) -> str:
@@ -145,6 +151,13 @@ Measured on {points.data["rows"]} rows of {public_name(points.data["name"])};
 | share of full MACs | {points.metric} | loses at most | mean exit layer | settings |
 |---|---|---|---|---|
 {rows}
-
+{_more_points(points)}
 How it was trained: `recipe.yaml`.
 """
+
+
+def _more_points(points: OperatingPoints) -> str:
+    """Return the points that texts without labels have found, if any."""
+    if not points.disagreements:
+        return ""
+    return f"\nHow often an answer may differ from the full model's:\n\n{_disagreements(points)}"

@@ -28,6 +28,7 @@ BLOCK_BYTES, BLOCKS = 4096, 256  # what a fingerprint reads of a file of weights
 SIGNED_METRICS = ("pearson", "spearman", "matthews")  # correlations: −1 to 1
 LARGEST_SHARE = 100.0  # of the full model's MACs that a setting may cost
 TOLERANCE = 1e-9  # of comparisons with a loss that may be exactly reached
+AGREEMENT = "agreement"  # the metric of points found without labels: with the full model
 EXACT = "fp32"  # the precision in which all engines decide alike
 
 
@@ -69,6 +70,15 @@ class LossBounds:
         return ((spread + math.sqrt(spread**2 + 4.0)) / 2.0) ** 2
 
 
+def decide_alike(found: tuple[str | None, str | None], used: tuple[str, str]) -> bool:
+    """Return whether settings found on one engine and precision decide in the same way on another.
+
+    In float32 all engines do; in other precisions only the same engine does. Files of format 1 name neither: float32.
+    """
+    precision = found[1] or EXACT
+    return used[1] == precision and (precision == EXACT or found[0] in (None, used[0]))
+
+
 @dataclass(frozen=True)
 class RiskGuarantee:
     """A setting with a proof: with probability `confidence`, its disagreement with the full model is at most `risk`.
@@ -88,13 +98,15 @@ class RiskGuarantee:
 
     def holds_on(self, engine: str, precision: str) -> bool:
         """Return whether the proof covers an engine and a precision."""
-        proven = self.precision or EXACT
-        return precision == proven and (proven == EXACT or self.engine in (None, engine))
+        return decide_alike((self.engine, self.precision), (engine, precision))
 
 
 @dataclass(frozen=True)
 class DisagreementPoint:
-    """A setting that was chosen to disagree with the full model on at most a share `limit` of the predictions."""
+    """A setting that was chosen to disagree with the full model on at most a share `limit` of the predictions.
+
+    As a guarantee, it was tested for one precision, and below float32 for one engine.
+    """
 
     limit: float
     settings: dict[str, Any]
@@ -106,6 +118,10 @@ class DisagreementPoint:
     precision: str | None = None
     upper: float | None = None  # upper confidence bound on the disagreement on new rows
     proven: bool = False  # a test showed that the limit holds; else the estimate fits it
+
+    def holds_on(self, engine: str, precision: str) -> bool:
+        """Return whether the test covers an engine and a precision."""
+        return decide_alike((self.engine, self.precision), (engine, precision))
 
 
 @dataclass(frozen=True)
@@ -275,9 +291,18 @@ class OperatingPoints:
             raise OfframpError(f"a guaranteed risk of {risk:g}", given, f"use {proven[0]}, or give a budget")
         return min(holding, key=lambda one: one.mac_share)
 
-    def disagreement_point_for(self, limit: float) -> DisagreementPoint:
-        """Return the cheapest setting that was calibrated for at most this disagreement with the full model."""
+    def holds_on(self, engine: str, precision: str) -> bool:
+        """Return whether the bounds on losses cover an engine and a precision."""
+        return decide_alike((self.engine, self.precision), (engine, precision))
+
+    def disagreement_point_for(self, limit: float, how: tuple[str, str] | None = None) -> DisagreementPoint:
+        """Return the cheapest setting that was calibrated for at most this disagreement with the full model.
+
+        Points that were tested on this engine and precision (`how`) come first; without any, those of another.
+        """
         fitting = [one for one in self.disagreements if one.limit <= limit + 1e-12]
+        here = [one for one in fitting if how is not None and one.holds_on(*how)]
+        fitting = here or fitting
         if not fitting:
             known = ", ".join(f"{one.limit:g}" for one in self.disagreements) or "none"
             raise OfframpError(

@@ -23,7 +23,7 @@ from offramp.inference import run_folder as folders
 from offramp.inference.batching import RunOutput, full_macs, per_input_row, run_encoded
 from offramp.inference.budget import Budget
 from offramp.inference.hub import local_folder
-from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.operating_points import EXACT, DisagreementPoint, OperatingPoints
 from offramp.inference.run_folder import LoadedRun
 from offramp.tasks import WindowPool
 from offramp.utils.cache_folder import NOWHERE, cache_folder, keep_recent_folders
@@ -169,20 +169,43 @@ class Predictor:
 
     def _point_settings(self, points: OperatingPoints, budget: Budget) -> dict[str, Any]:
         """Return the stored settings for a budget."""
-        budget = points.default_budget if budget.kind == "default" else budget
+        named, here = budget.kind != "default", (self.engine_name, self.how.precision)
+        budget = budget if named else points.default_budget
         if budget.kind == "risk":
-            return points.guarantee_for(budget.value, self.engine_name, self.how.precision).settings
+            return points.guarantee_for(budget.value, *here).settings
         if budget.kind == "disagreement":
-            return points.disagreement_point_for(budget.value).settings
+            tested = points.disagreement_point_for(budget.value, here)
+            if named and not tested.holds_on(*here):
+                self._warn_of_other_numbers(budget, tested)
+            return tested.settings
         if budget.kind != "latency":
-            return points.choose(budget).settings
-        point, here = points.latency_point_for(budget.value, self.engine_name, self.how.precision), hardware()
-        if point.hardware != here:
-            warnings.warn(f"{point.milliseconds:g}ms were measured on {point.hardware}; this is {here}", stacklevel=4)
+            chosen = points.choose(budget)
+            proven = budget.kind == "loss" and chosen != points.full_point and not points.within_loss(budget.value)[1]
+            if named and proven and not points.holds_on(*here):
+                self._warn_of_other_numbers(budget, points)
+            return chosen.settings
+        point, machine = points.latency_point_for(budget.value, *here), hardware()
+        if point.hardware != machine:
+            warnings.warn(
+                f"{point.milliseconds:g}ms were measured on {point.hardware}; this is {machine}", stacklevel=4
+            )
         elif point.threads != self.how.threads:
             then, now = (operating.threads_in_words(threads) for threads in (point.threads, self.how.threads))
             warnings.warn(f"{point.milliseconds:g}ms were measured on {then}; this runs on {now}", stacklevel=4)
         return point.settings
+
+    def _warn_of_other_numbers(self, budget: Budget, found: DisagreementPoint | OperatingPoints) -> None:
+        """Say that a promise was tested on other numerics than those that answer."""
+        there, here = (
+            f"{found.engine or 'torch'} {found.precision or EXACT}",
+            f"{self.engine_name} {self.how.precision}",
+        )
+        command = f"offramp calibrate RUN --data FILE --engine {self.engine_name} --precision {self.how.precision}"
+        warnings.warn(
+            f"{budget} was tested on {there}; {here} decides a little differently, so nothing is proven there: "
+            f"`{command}` finds settings for it",
+            stacklevel=5,
+        )
 
     def predict(
         self,

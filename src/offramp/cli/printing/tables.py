@@ -17,7 +17,7 @@ from offramp.evaluation.curves import BATCH
 from offramp.evaluation.result_cells import model_name
 from offramp.evaluation.tables import COLUMNS, table_lines
 from offramp.inference.budget import DEFAULT_LOSS, Budget
-from offramp.inference.operating_points import OperatingPoints
+from offramp.inference.operating_points import EXACT, DisagreementPoint, OperatingPoints
 
 if TYPE_CHECKING:
     from offramp.commands.attach import AttachedRun
@@ -60,6 +60,11 @@ def _text(value: Any) -> str:
 def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
     """Print operating points, the one for a budget unless that is the default, and what was proven and timed."""
     print_table(points_table(points))
+    if points.disagreements:
+        out.print(disagreements_table(points.disagreements))
+    default = points.default_budget
+    used = f"max_loss={DEFAULT_LOSS:g}" if default.kind == "default" else str(default)
+    print_line(f"found on {points.engine or 'torch'} {points.precision or EXACT}; without a budget {used} holds")
     if budget is not None and budget.kind != "default":
         point = points.choose(budget)
         score = points.shown_score(point.score)
@@ -78,6 +83,21 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
         out.print(f"{promise}: {points.metric} {score:.4f} at {timed.mac_share:.3f} of the compute ({times})")
 
 
+def disagreements_table(points: Sequence[DisagreementPoint]) -> Table:
+    """Return what each disagreement with the full model costs; engine and precision, where some are not torch's."""
+    table, elsewhere = Table(box=None, pad_edge=False), any(not point.holds_on("torch", EXACT) for point in points)
+    for name in ("disagreement", "found", "bound", "share of MACs", "mean exit layer", *["on"] * elsewhere):
+        table.add_column(name, justify="right")
+    for point in points:
+        bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate only)")
+        layer = "" if point.mean_exit_layer is None else f"{point.mean_exit_layer:.2f}"
+        on = [f"{point.engine} {point.precision}"] * elsewhere
+        table.add_row(
+            f"{100 * point.limit:g} %", f"{100 * point.found:.2f} %", bound, f"{point.mac_share:.3f}", layer, *on
+        )
+    return table
+
+
 def print_trained(trained: TrainedRun, run: str) -> None:
     """Print the operating points of a new run and the command to type next; only the first process prints."""
     if int(os.environ.get("RANK", "0")) != 0:
@@ -89,18 +109,11 @@ def print_trained(trained: TrainedRun, run: str) -> None:
 
 def print_attached(run: AttachedRun) -> None:
     """Print what was attached and what each disagreement costs."""
-    table, summary = Table(box=None, pad_edge=False), run.summary
-    for name in ("disagreement", "found", "bound", "share of MACs", "mean exit layer"):
-        table.add_column(name, justify="right")
-    for point in run.points.disagreements:
-        bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate only)")
-        layer = "" if point.mean_exit_layer is None else f"{point.mean_exit_layer:.2f}"
-        found = f"{100 * point.found:.2f} %"
-        table.add_row(f"{100 * point.limit:g} %", found, bound, f"{point.mac_share:.3f}", layer)
+    summary = run.summary
     console = Console()
     console.print(f"exits after layers {', '.join(map(str, summary['exits']))}: {summary['why']}")
     console.print(f"what each disagreement with the full model costs, on {summary['held_out']} held-out texts:")
-    console.print(table)
+    console.print(disagreements_table(run.points.disagreements))
     if "labelled" in summary:
         scores = summary["labelled"]
         metric = next(iter(scores["full"]))
