@@ -15,4 +15,8 @@ def test_the_message_has_all_three_parts() -> None:
 
 def test_an_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(missing_package("data", "pyarrow")))
-    assert isinstance(error, OfframpError) and error.fix == "pip install 'offramp[data]'" and error.asked in str(error)
+    assert (
+        isinstance(error, OfframpError)
+        and error.fix.startswith("pip install 'offramp[data]'")
+        and error.asked in str(error)
+    )

@@ -47,9 +47,9 @@ def load(
 
     Args:
         folder: the run folder, or its name on the Hugging Face hub, "user/name".
-        engine: how layers are executed: "torch", "openvino", or "auto", which is OpenVINO on a CPU where it is
-            installed (`pip install 'offramp[openvino]'`) and torch otherwise.
-        precision: of the layers; "bf16" and "int8" need OpenVINO.
+        engine: how layers are executed: "native" (C++), "openvino", "torch", or "auto": the first of these that is
+            installed and serves the model.
+        precision: of the layers; "bf16" and "int8" need the native engine or OpenVINO.
         threads: processor threads; all cores if left out.
         revision: of a run on the hub: a branch, a tag or a commit.
         cache: where compiled graphs are kept, by default the user's cache folder; "none": nowhere.

@@ -24,5 +24,10 @@ def missing_package(extra: str, package: str) -> OfframpError:
     return OfframpError(
         asked=f"something that needs the package {package!r}",
         given=f"{package!r} is not installed (it belongs to the optional extra {extra!r})",
-        fix=f"pip install 'offramp[{extra}]'",
+        fix=install_command(extra),
     )
+
+
+def install_command(extra: str) -> str:
+    """Return how an optional extra is installed, from the package index or in a clone."""
+    return f"pip install 'offramp[{extra}]' (in a clone of Offramp: pip install -e '.[{extra}]')"

@@ -12,7 +12,7 @@ from offramp.errors import OfframpError
 from offramp.utils.cache_folder import VARIABLE
 from offramp.utils.run_paths import working_folder
 
-BUDGET = "share of the full model's compute, above 0 and at most 1; if left out, what loses at most half a point"
+BUDGET = "share of the full model's compute, above 0 and at most 1; without any budget the run's default"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` or `offramp attach` wrote")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method as key=value; may be repeated")]
 Columns = Annotated[
@@ -67,5 +67,5 @@ def check_run(run: str) -> None:
     """Refuse a run folder that does not exist before torch is imported; later: names on the hub, unfinished runs."""
     may_be_on_the_hub = "/" in run and not Path(run).parent.is_dir()
     if not may_be_on_the_hub and not Path(run).exists() and not working_folder(Path(run)).exists():
-        fix = "give the folder that `offramp train --out` wrote"
+        fix = "give the folder that --out of `offramp train` or `offramp attach` named"
         raise OfframpError(f"the run folder {run!r}", "no such folder", fix)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from offramp.engines.openvino.graphs import GraphSpec
 from offramp.engines.openvino.tracing import NamedTensors, without_gradients
-from offramp.errors import OfframpError
+from offramp.errors import OfframpError, install_command
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.5, "int8": 0.5}  # on samples of standard normal states
 GROUP = 128  # int8: number of neighbouring values of one token that share a scale
@@ -35,8 +35,11 @@ def import_openvino() -> Any:
     try:
         import openvino
     except ImportError as error:
-        fix = "run `pip install 'offramp[openvino]'`, or use --engine torch"
-        raise OfframpError("the openvino engine", f"an environment without OpenVINO ({error})", fix) from error
+        raise OfframpError(
+            "the openvino engine",
+            f"an environment without OpenVINO ({error})",
+            f"{install_command('openvino')}; or use --engine torch",
+        ) from error
     finally:
         if hidden:
             del sys.modules["openvino_telemetry"]
