@@ -64,6 +64,7 @@ PANELS = (
         (
             Curve("MiniLM, phi 0.03", "imdb/adapler/distilled-phi0.03-minilm-s42", "imdb/full/auto/minilm-s42"),
             Curve("MiniLM, phi 0.002", "imdb/adapler/distilled-phi0.002-minilm-s42", "imdb/full/auto/minilm-s42"),
+            Curve("bge-small", "imdb/adapler/distilled-phi0.03-bge-s42", f"imdb/full/auto/{BGE}"),
         ),
     ),
     Panel(

@@ -37,6 +37,8 @@ def print_bench(file: Entry) -> None:
     )
     print_line("MB: growth of the resident set of a fresh process, at its highest")
     print_line(f"hardware: {file['hardware']}; threads: {file['threads']}")
+    if "auto" in file:  # not in files of earlier versions
+        print_line(f"--engine auto takes {file['auto']}")
 
 
 def bench_table(entries: Sequence[Entry], metric: str, title: str) -> Table:
