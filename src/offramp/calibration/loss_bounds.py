@@ -1,7 +1,7 @@
 """Upper confidence bounds on what settings lose against the full model, on new rows.
 
 The cheapest setting whose estimated loss fits a limit loses more than the limit about every fourth time
-(docs/choosing.md): it was chosen because its estimate was lucky. Settings are therefore chosen by a bound that holds
+(docs/promises.md): it was chosen because its estimate was lucky. Settings are therefore chosen by a bound that holds
 with a stated confidence, whichever setting is chosen:
 
 - Paired: the loss of a row is the full model's score minus the setting's, so that what both do alike cancels out.
