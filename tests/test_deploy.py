@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ def test_probes_use_paths_that_the_server_has() -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert f'"{container[probe]["httpGet"]["path"]}"' in routes
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+
+
+def test_a_service_cannot_set_options_of_the_server() -> None:
+    """Kubernetes sets OFFRAMP_PORT=tcp://… in pods beside a Service called `offramp`, which is also our --port."""
+    deployment, service = documents("kubernetes.yaml")
+    injected = {f"{service['metadata']['name'].upper()}_{name}" for name in ("PORT", "SERVICE_HOST", "SERVICE_PORT")}
+    assert injected & {f"OFFRAMP_{field.name.upper()}" for field in fields(ServeOptions)} == {"OFFRAMP_PORT"}
+    assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
 def test_the_ray_version_is_the_tested_one() -> None:
