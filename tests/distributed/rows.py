@@ -1,4 +1,4 @@
-"""Reading the output of a batch job."""
+"""A row that is longer than the tiny model, and reading the output of a batch job."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+
+LONG_TEXT = "the film is very good and it is what it is " * 30 + "bad"
 
 
 def read_output(folder: Path) -> list[dict[str, Any]]:

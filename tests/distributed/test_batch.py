@@ -23,7 +23,7 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.utils.progress import progress_listener
 from tests import factories
-from tests.distributed.rows import read_output
+from tests.distributed.rows import LONG_TEXT, read_output
 
 
 class DyingWorker(BlockWorker):
@@ -84,6 +84,8 @@ def test_another_job_never_continues_onto_old_answers(
         distributed.predict(texts, trained, finished, **{**same, "budget": 0.6})
     with pytest.raises(OfframpError, match="another block rows"):
         distributed.predict(texts, trained, finished, **{**same, "block_rows": 9})
+    with pytest.raises(OfframpError, match="another way to read long inputs"):
+        distributed.predict(texts, trained, finished, **same, long="window")
     other = Path(shutil.copytree(trained, tmp_path / "run"))
     points = json.loads((other / "points.json").read_text())
     (other / "points.json").write_text(json.dumps(points, indent=1))
@@ -155,6 +157,48 @@ def test_the_command_answers_and_counts(
     assert "rows answered: 100" in printed and "3 rows with an error" in printed
     labels = [row["predicted_label"] or "" for row in read_output(finished)]
     assert [row["predicted_label"] for row in read_output(tmp_path / "out")] == labels
+
+
+def command(run: Path, source: str, output: Path, *words: str) -> Any:
+    """Run `offramp predict` at full depth and return its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(run), "--input", source, "--output", str(output), "--budget", "1", "--engine", "torch",
+              *words])  # fmt: skip
+    return stop.value.code
+
+
+def test_the_command_reads_windows_as_it_does_without_a_cluster(
+    ray_node: Any, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*factories.labelled_rows("classification", 5, 4), {"text": LONG_TEXT, "label": "good"}]
+    source = factories.write_jsonl(tmp_path / "in.jsonl", rows)
+    on_ray = ["--cluster", "auto", "--replicas", "1"]
+    windows = ["--long", "window", "--window-pool", "max"]
+    assert not command(trained, source, tmp_path / "local.jsonl", *windows)
+    assert not command(trained, source, tmp_path / "out", *on_ray, *windows)
+    assert "truncated" not in capsys.readouterr().err
+    local = [json.loads(line) for line in (tmp_path / "local.jsonl").read_text().splitlines()]
+    for row, alone in zip(read_output(tmp_path / "out"), local, strict=True):
+        assert row["predicted_label"] == alone["label"] and row["macs"] == alone["macs"]
+        assert json.loads(row["scores"]) == pytest.approx(alone["scores"], abs=1e-6)
+    assert command(trained, source, tmp_path / "out", *on_ray, "--long", "window")
+    assert "another way to read long inputs" in capsys.readouterr().err
+    assert not command(trained, source, tmp_path / "truncated", *on_ray)
+    assert "1 truncated to 64 tokens" in capsys.readouterr().err
+
+
+def test_windows_that_are_not_possible_start_no_job(
+    trained: Path, every_task: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    for run, options, given in (
+        (every_task["pairs"], {"long": "window"}, "pairs of texts"),
+        (every_task["tagging"], {"long": "window"}, "the task 'tagging'"),
+        (trained, {"long": "fold"}, "long='fold'"),
+        (trained, {"long": "window", "window_pool": "median"}, "window_pool='median'"),
+    ):
+        with pytest.raises(OfframpError, match=given):
+            distributed.predict(texts, run, tmp_path / "out", engine="torch", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("words", [["--replicas", "2"], ["--cluster", "auto"]])

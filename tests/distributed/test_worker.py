@@ -13,13 +13,14 @@ import pytest
 
 from offramp.distributed.blocks import find_files, input_schema, plan_blocks
 from offramp.distributed.manifest import OutputFolder, run_fingerprints
-from offramp.distributed.shards import ADDED, ShardFormat, added_names
+from offramp.distributed.shards import ADDED, COSTS, ShardFormat, added_names
 from offramp.distributed.worker import BlockWorker, Job
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.predictor import Predictor
+from offramp.tasks import WindowPool
 from tests import factories
-from tests.distributed.rows import read_output
+from tests.distributed.rows import LONG_TEXT, read_output
 
 
 def job_for(run: Path, **more: Any) -> Job:
@@ -97,6 +98,22 @@ def test_columns_are_read_under_other_names(trained: Path, tmp_path: Path) -> No
     (tmp_path / "in.csv").write_text("sentence\ngood film\nbad film\n")
     answer(trained, tmp_path / "in.csv", tmp_path / "out", "csv", columns={"text": "sentence"})
     assert [list(row) for row in read_output(tmp_path / "out")] == [["sentence", *ADDED]] * 2
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_long_rows_are_read_in_windows(trained: Path, tmp_path: Path, pool: WindowPool) -> None:
+    rows: list[dict[str, Any]] = [{"text": "a good film"}, {"text": LONG_TEXT}, {"text": ""}, {"text": "a bad film"}]
+    source = Path(factories.write_jsonl(tmp_path / "in.jsonl", rows))
+    (record,) = answer(trained, source, tmp_path / "out", "jsonl", long="window", window_pool=pool)
+    assert (record["rows"], record["errors"], record["truncated"]) == (4, 1, 0)
+    good = [row for row in rows if row["text"]]
+    expected = Predictor.load(trained, "torch").predict(good, 1.0, long="window", window_pool=pool)
+    answered = [row for row in read_output(tmp_path / "out") if not row["error"]]
+    for row, prediction in zip(answered, expected, strict=True):
+        assert json.loads(row["scores"]) == pytest.approx(prediction["scores"], abs=1e-6)
+        assert {name: row[name] for name in COSTS} == {name: prediction[name] for name in COSTS}
+    (record,) = answer(trained, source, tmp_path / "truncated", "jsonl")
+    assert record["truncated"] == 1 and read_output(tmp_path / "truncated")[1]["tokens_kept"] <= 64
 
 
 def test_a_node_with_another_version_or_run_refuses(trained: Path, texts: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from offramp.cli._options import (
 )
 from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
+
+if TYPE_CHECKING:
+    from offramp.commands.predict import PredictSummary
+    from offramp.distributed import BatchSummary
 
 
 def command(
@@ -101,10 +105,13 @@ def command(
                 engine=engine,
                 precision=precision,
                 columns=key_values(column, "--column"),
+                long=long,
+                window_pool=window_pool,
                 format=output_format,
             )
         earlier = f", {batch.earlier_rows} of them before" if batch.earlier_rows else ""
-        print_note(f"rows answered: {batch.rows}{earlier}, with {batch.mac_share:.3f} of the full compute")
+        cost = f"with {batch.mac_share:.3f} of the full compute{_truncated(batch)}"
+        print_note(f"rows answered: {batch.rows}{earlier}, {cost}")
         print_note(f"{batch.errors} rows with an error; {batch.replicas} actors, {batch.rows_per_second:.1f} rows/s")
         return
     with row_bar("answering", quiet=predictions_on_screen(output)):
@@ -129,7 +136,11 @@ def command(
             window_pool=window_pool,  # type: ignore[arg-type]  # checked there
             on_loaded=gc.freeze,  # a collection that passes over all loaded libraries would slow a long stream down
         )
-    truncated = f", {done.truncated} truncated to {done.max_length} tokens" if done.truncated else ""
     if done.bad_rows:
         print_note(f"bad rows, answered with an error: {done.bad_rows}; the first: {done.first_error}")
-    print_note(f"rows answered: {done.rows}, with {done.mac_share:.3f} of the full compute{truncated}")
+    print_note(f"rows answered: {done.rows}, with {done.mac_share:.3f} of the full compute{_truncated(done)}")
+
+
+def _truncated(done: PredictSummary | BatchSummary) -> str:
+    """Return how many inputs were truncated, as the end of a sentence; "" if none was."""
+    return f", {done.truncated} truncated to {done.max_length} tokens" if done.truncated else ""

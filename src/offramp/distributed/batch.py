@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from offramp import __version__
 from offramp.distributed.blocks import FORMATS, Block, find_files, format_of, input_schema, plan_blocks
@@ -23,8 +23,9 @@ from offramp.distributed.shards import ShardFormat, added_names
 from offramp.distributed.worker import BlockWorker, DatasetWorker, Job
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
-from offramp.inference.predictor import Predictor, check_batch_size
+from offramp.inference.predictor import Long, Predictor, check_batch_size
 from offramp.inference.run_folder import remembered_columns
+from offramp.tasks import WindowPool
 from offramp.utils.files import check_not_input
 from offramp.utils.progress import report_progress
 
@@ -43,6 +44,7 @@ class BatchSummary:
     macs: float = 0.0
     full_macs: float = 0.0
     truncated: int = 0
+    max_length: int = 0  # tokens that the model takes
     replicas: int = 0
     seconds: float = 0.0  # of this run, with starting actors and loading the model
     failed: list[str] = field(default_factory=list)  # blocks that could not be read or written
@@ -83,6 +85,8 @@ def predict(
     engine: str = "auto",
     precision: Precision = "fp32",
     columns: Mapping[str, str] | None = None,
+    long: Long = "truncate",
+    window_pool: WindowPool = "mean",
     format: str | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> Any:
@@ -91,7 +95,7 @@ def predict(
     Columns `label`, `scores`, `exit_layer`, `tokens_kept`, `macs` and `error` are added (with the prefix `predicted_`
     where the input has such a column) and rows stay otherwise as they were. A row that cannot be answered gets an
     `error`. Started again after a kill, the same call continues, and the output holds every row once; with another
-    model, points file, budget or input it refuses to.
+    model, points file, budget, input or way to read long rows it refuses to.
 
     Args:
         input: a file, a folder, a pattern such as `DIR/*.parquet`, or a list of them (parquet, jsonl, csv; local or on
@@ -105,6 +109,7 @@ def predict(
         address: of the cluster: "auto", an address, or "local", which starts one node for this job.
         batch_size, engine, precision: as those of `offramp predict`.
         columns: our column name → the input's; where it is left out, the names that the run was trained with.
+        long, window_pool: as those of `Predictor.predict`.
         format: of the output, "parquet", "jsonl" or "csv"; as the input if left out.
         block_rows: rows of an output file.
     """
@@ -119,6 +124,7 @@ def predict(
         raise OfframpError("answers of a Ray data set", f"output={output}", fix)
     predictor = Predictor.load(run, engine, precision, threads)  # so that what is wrong with it shows at once
     predictor.settings_for(limit)
+    _check_windows(predictor, long, window_pool)
     place = (predictor.model.folder or Path(run)).absolute()
     job = Job(
         str(place),
@@ -129,11 +135,22 @@ def predict(
         threads,
         batch_size,
         dict(columns or {}),
+        long,
+        window_pool,
     )
+    summary = BatchSummary(max_length=predictor.model.max_length)
     del predictor
     if not is_files:
         return _predict_dataset(input, job, replicas, block_rows)
-    return _predict_files(input, job, str(output), replicas, address, format, block_rows)
+    return _predict_files(input, job, str(output), summary, replicas, address, format, block_rows)
+
+
+def _check_windows(predictor: Predictor, long: Long, window_pool: WindowPool) -> None:
+    """Refuse what no actor could do with long rows, before any of them starts."""
+    predictor.prepare([], long=long)
+    if window_pool not in get_args(WindowPool):
+        given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
+        raise OfframpError("how windows are joined", given, fix)
 
 
 def _predict_dataset(dataset: Any, job: Job, replicas: int | None, block_rows: int) -> Any:
@@ -159,12 +176,13 @@ def _predict_files(
     input: Inputs,
     job: Job,
     output: str,
+    summary: BatchSummary,
     replicas: int | None,
     address: str,
     format: str | None,
     block_rows: int,
 ) -> BatchSummary:
-    """Answer the blocks of files that have no output file yet."""
+    """Answer the blocks of files that have no output file yet, and count them in the summary."""
     started = time.perf_counter()
     files = find_files(input)
     if "://" not in output:
@@ -178,7 +196,6 @@ def _predict_files(
     folder = OutputFolder(output, kind)
     blocks = _agree(folder, job, files, block_rows)
     records = folder.records()
-    summary = BatchSummary()
     for record in records.values():
         summary.add(record)
     summary.earlier_rows = summary.rows
@@ -214,6 +231,7 @@ def _agree(folder: OutputFolder, job: Job, files: list[Any], block_rows: int) ->
         engine=job.engine,
         precision=job.precision,
         columns=dict(job.columns),
+        windows=job.window_pool if job.long == "window" else None,  # earlier manifests lack it
         format=folder.kind,
         block_rows=block_rows,
         offramp=__version__,

@@ -31,6 +31,7 @@ IN_WORDS = {  # key of the identity → how a message names it
     "points": "other operating points",
     "budget": "another budget",
     "inputs": "other input files",
+    "windows": "another way to read long inputs",
     "offramp": "another version of Offramp",
 }
 

@@ -17,7 +17,8 @@ from offramp.distributed.shards import ShardFormat, added_types, added_values, e
 from offramp.errors import OfframpError
 from offramp.inference.batching import full_macs
 from offramp.inference.budget import Budget
-from offramp.inference.predictor import Predictor
+from offramp.inference.predictor import Long, Predictor
+from offramp.tasks import WindowPool
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Job:
     threads: int = 1
     batch_size: int = 32
     columns: Mapping[str, str] = field(default_factory=dict)  # our name → the input's
+    long: Long = "truncate"  # what happens to rows that are longer than the model
+    window_pool: WindowPool = "mean"  # how windows of a long row are joined
     splits_words: bool = False  # CSV has no lists: words are separated by spaces
     version: str = __version__  # of Offramp, at the driver
 
@@ -75,7 +78,7 @@ class RowWorker:
 
     def _answer_chunk(self, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]], answers: Answers) -> None:
         try:
-            encoded = self.predictor.prepare(rows)
+            encoded = self.predictor.prepare(rows, long=self.job.long)
         except Exception:  # some row is at fault: find out which, and answer the others
             kept = []
             for number, row in zip(numbers, rows, strict=True):
@@ -87,9 +90,10 @@ class RowWorker:
             if not kept:
                 return
             numbers, rows = [number for number, _ in kept], [row for _, row in kept]
-            encoded = self.predictor.prepare(rows)
+            encoded = self.predictor.prepare(rows, long=self.job.long)
         output = self.predictor.run(encoded, self.settings, self.job.batch_size, self.share)
-        for number, prediction in zip(numbers, self.predictor.finish(rows, encoded, output), strict=True):
+        predictions = self.predictor.finish(rows, encoded, output, self.job.window_pool)
+        for number, prediction in zip(numbers, predictions, strict=True):
             answers.values[number] = added_values(prediction)
         full = full_macs(self.predictor.network, encoded, output)
         self.share.observe(encoded, output.macs, full)
@@ -100,7 +104,7 @@ class RowWorker:
     def _row_error(self, row: Mapping[str, Any]) -> str:
         """Return why a row alone cannot be answered, "" if it can."""
         try:
-            self.predictor.prepare([row])
+            self.predictor.prepare([row], long=self.job.long)
         except OfframpError as error:
             return error.given.removeprefix("row 1: ").removeprefix("row 1, where ")
         except Exception as error:  # a value that no check foresees must not end the job
