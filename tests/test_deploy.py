@@ -56,6 +56,31 @@ def test_the_ray_service_is_one_that_ray_and_offramp_accept() -> None:
     ServeOptions(cluster="auto", api_key="key", **given)
 
 
+def stages() -> list[str]:
+    """Return the stages of the Dockerfile, without their comments."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.M)
+    return re.split(r"^FROM ", text, flags=re.M)[1:]
+
+
+def test_the_build_gets_the_files_that_it_copies() -> None:
+    build, _ = stages()
+    ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = {word for line in re.findall(r"^COPY (.+) \S+$", build, re.M) for word in line.split()}
+    assert copied == {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert "native/build" in ignored and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_has_the_native_engine_and_no_compiler() -> None:
+    build, final = stages()
+    tools = re.search(r"^NATIVE_TOOLS := (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert tools and f"--constraint constraints.txt {tools[1]} " in build
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(tools[1].split()) <= pinned
+    assert "ARG NATIVE=1" in build and "./native" in build and "g++" in build
+    assert build.split()[0] == final.split()[0], "the C++ library that it was linked with"
+    assert "apt-get" not in final and "COPY --from=build /venv /venv" in final and "import offramp_native" in final
+
+
 def test_containers_do_not_run_as_root() -> None:
     users = re.findall(r"^USER (\d+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.M)
     assert users == [str(documents("kubernetes.yaml")[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"])]
