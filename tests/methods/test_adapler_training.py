@@ -180,19 +180,22 @@ def test_dropping_learns_the_logits_from_before_length_training(tmp_path: Path) 
     assert torch.allclose(dropping.teacher.for_batch(batch), before, atol=1e-5)
 
 
-def test_calibration_gives_layers_scales_of_their_own(base: str, tmp_path: Path) -> None:
+def test_calibration_gives_layers_scales_of_their_own(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = factories.run_folder(base, tmp_path, "adapler", options={"phi": 0.05, "cut_lr": 0.1, "slack": 1.0})
     predictor, rows = Predictor.load(str(run)), factories.labelled_rows("classification", 40, 3)
     data = Data(rows, predictor.prepare(rows))
     context = calibrate.CalibrationContext(predictor.network, predictor.model.method, data)
-    evaluate = calibrate.point_evaluator(context, None)
-    full = evaluate({})
-    space = predictor.model.method.space
-    found = calibrate._search_layers(context, space, [evaluate({"scale": 1.0})], full)
+    monkeypatch.setattr(calibrate, "FEW_ROWS", 40)
+    found = [point for point in calibrate.explore_settings(context, context.record()) if point.settings["scales"]]
     assert found and all(len(point.settings["scales"]) == predictor.network.depth for point in found)
     assert all(
         len(point.row_losses) == 20 and point.family == "scales" for point in found
     )  # the other half of the rows
+    monkeypatch.setattr(calibrate, "FEW_ROWS", 41)
+    few = calibrate.explore_settings(context, context.record())
+    assert not any(point.settings["scales"] for point in few)
 
 
 def test_model_of_one_layer_trains_its_threshold(tmp_path: Path) -> None:

@@ -249,10 +249,11 @@ def test_half_of_the_random_lengths_are_cliffs_where_tokens_have_answers() -> No
     _, stage = methods.get("length_adaptive").stages(net, LengthAdaptiveOptions())
     assert isinstance(stage, LengthDropStage)
     torch.manual_seed(0)
-    steep = [bool(stage._draw_cliffs(frozenset())) for _ in range(200)]
+    known = cliffs(shortest_lengths(net))
+    steep = [stage.draw_lengths(frozenset(), shortest=False) in known for _ in range(200)]
     assert 70 < sum(steep) < 130
     _, rows = network_and_stage()
-    assert not any(rows._draw_cliffs(frozenset()) for _ in range(20))
+    assert not any(rows.draw_lengths(frozenset(), shortest=False) in known for _ in range(20))
 
 
 @pytest.mark.parametrize("options", [{"drop": 0.0}, {"drop": 1.0}, {"layer_drop": 1.0}, {"sandwiches": -1}])
