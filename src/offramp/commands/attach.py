@@ -47,7 +47,7 @@ from offramp.nn.network import Network
 from offramp.tasks import Row, Task
 from offramp.training.attach import collect_states, fit_exit_heads, is_validation
 from offramp.training.run_lock import check_output_free, locked_working_folder
-from offramp.utils.files import atomic_replace, write_text
+from offramp.utils.files import atomic_replace, check_not_input, write_text
 
 METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out to test the operating points
@@ -172,6 +172,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     if request.pair and len(request.pair) != 2:
         raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
     source = find_model(request.model, request.pair or ("text",), request.revision)
+    check_not_input(request.out, request.text, request.labels, request.held_out, request.model)
     rows = _read_texts(request, source.task, request.text)
     training, finding_rows, held_out = _split(request, source.task, rows)
     _check_counts(request, source.task, len(held_out))
