@@ -361,8 +361,7 @@ def measure_parts(network: Network, data: Data, rounds: int = 9) -> tuple[float,
     """Return the milliseconds of a layer and of every exit head for one row of median length on the default engine."""
     lengths = sorted(range(len(data.encoded)), key=lambda i: len(data.encoded[i].ids))
     packed = pack_rows(network.task, [data.encoded[lengths[len(lengths) // 2]]])
-    name = engines.choose(engines.AUTO, torch.device("cpu"))
-    engine = engines.make(name, network.encoder)
+    engine = engines.make(engines.AUTO, network.encoder)
     heads = engine.compile_heads(network)
     with torch.inference_mode(), engine.running():
         packed = packed.with_states(engine.embed(packed))
