@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 
 import offramp
 from offramp import engines
 from offramp.commands import attach as command
 from offramp.commands.attach import AttachRequest, run_attach
+from offramp.engines import native
 from offramp.errors import OfframpError
 from offramp.inference.finetuned import find_model, task_of_model
 from offramp.nn.batches import Data
@@ -451,3 +453,49 @@ def test_labelled_rows_that_break_the_promise_are_warned_about(
     monkeypatch.setattr(command, "_score_labelled", lambda *_: found)
     with pytest.warns(UserWarning, match="--held-out"):
         offramp.attach(fine_tuned, texts(tmp_path, "classification"), tmp_path / "run", labels=labels, exits="1,2")
+
+
+def test_a_latency_becomes_the_default_and_labelled_rows_are_scored_at_it(fine_tuned: Path, tmp_path: Path) -> None:
+    labels = factories.write_jsonl(tmp_path / "labels.jsonl", factories.labelled_rows("classification", 40, seed=9))
+    text = texts(tmp_path, "classification", 400)
+    run = offramp.attach(fine_tuned, text, tmp_path / "run", latency="20s", labels=labels, exits="1,2")
+    assert run.points.default == {"kind": "latency", "value": 20.0} and len(run.points.latencies) == 1
+    model, rows = offramp.load(run.folder), [row["text"] for row in factories.labelled_rows("classification", 9)]
+    assert model.points.default == run.points.default
+    assert model.predict(rows) == model.predict(rows, latency="20s")
+    stored = yaml.safe_load((run.folder / "recipe.yaml").read_text(encoding="utf-8"))["summary"]
+    assert stored["labelled"] == run.summary["labelled"] and run.summary["labelled"]["rows"] == 40
+
+
+def test_a_latency_that_is_refused_leaves_a_folder_that_answers(
+    fine_tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OfframpError("5ms", "a model that takes 6ms", "give 7ms or more")
+
+    monkeypatch.setattr(command, "find_latency_point", refuse)
+    with pytest.raises(OfframpError, match=r"give 7ms or more(.|\n)*run"):
+        offramp.attach(fine_tuned, texts(tmp_path, "classification", 400), tmp_path / "run", latency="5ms", exits="1,2")
+    model = offramp.load(tmp_path / "run")
+    assert model.predict(["a good film"]) == model.predict(["a good film"], max_disagreement=0.01)
+
+
+@pytest.mark.parametrize("backbone", ["modernbert"])
+def test_parts_are_measured_of_models_that_the_native_engine_does_not_serve(
+    backbone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "import_native", lambda: None)
+    monkeypatch.setattr(engines, "find_spec", lambda name: name if name == "offramp_native" else None)
+    layer, exits = command.measure_parts(factories.exit_network(backbone=backbone), factories.data(), rounds=1)
+    assert layer > 0.0 and exits
+
+
+@pytest.mark.parametrize("read", ["text", "labels", "held_out", "model"])
+def test_a_folder_that_is_read_is_never_replaced(trained: Path, tmp_path: Path, read: str) -> None:
+    own = Path(shutil.copytree(trained, tmp_path / "own"))
+    inside = texts(own, "classification")
+    before, outside = factories.read_files(own), texts(tmp_path, "classification")
+    sources = {"model": str(trained), "text": outside, read: str(own) if read == "model" else inside}
+    with pytest.raises(OfframpError, match=r"which is read|lies"):
+        offramp.attach(sources.pop("model"), sources.pop("text"), own, force=True, exits="1", **sources)  # type: ignore[arg-type]
+    assert factories.read_files(own) == before

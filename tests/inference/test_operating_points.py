@@ -15,6 +15,7 @@ from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
 from offramp.inference.operating_points import (
     DisagreementPoint,
+    LatencyPoint,
     OperatingPoint,
     OperatingPoints,
     RiskGuarantee,
@@ -133,6 +134,19 @@ def test_guarantee_holds_on_the_numerics_it_was_proven_for(
     else:
         with pytest.raises(OfframpError, match=used_on[1]):
             proven.guarantee_for(0.01, *used_on)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("risk", 0.01), ("latency", 0.005), ("disagreement", 0.01)])
+def test_choose_refuses_a_default_that_has_no_point(kind: str, value: float) -> None:
+    with pytest.raises(OfframpError, match="give a budget"):
+        replace(CURVE, default={"kind": kind, "value": value}).choose()
+
+
+def test_choose_takes_the_loosest_time_that_suffices_for_a_default_latency() -> None:
+    timed = [LatencyPoint(ms, 95.0, {"threshold": ms}, ms, ms, 0.9, ms / 10, "torch", "fp32", None, "here")
+             for ms in (2.0, 4.0, 8.0)]  # fmt: skip
+    known = replace(CURVE, default={"kind": "latency", "value": 0.005}, latencies=tuple(timed))
+    assert known.choose().mac_share == 0.4
 
 
 def test_disagreement_point_for_returns_the_cheapest_that_suffices() -> None:

@@ -53,6 +53,7 @@ METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out to test the operating points
 HIDDEN = 128  # units of the hidden layer of exit heads, at most a third of the model's
 FEWEST = 60  # texts below which exits cannot be trained and tested
+DISAGREEMENT = 0.01  # with the full model, that a folder allows where nothing else was asked for
 NO_TIME_SAVED = "no exits save time on this machine"
 SHORT_TEXT = 3  # tokens below which a text holds little to learn from
 SMALL_DEPTH = 3  # layers below which exits hardly pay
@@ -168,11 +169,13 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     """Attach exits to a model and write the run folder; an interrupted pass continues with the same request."""
     started = time.perf_counter()
     default = _default_budget(request)
+    # a time is measured with the finished folder: until then it has the default that needs no time
+    published = Budget.disagreement(DISAGREEMENT) if default.kind == "latency" else default
     check_output_free(Path(request.out), force)
+    check_not_input(request.out, request.text, request.labels, request.held_out, request.model)
     if request.pair and len(request.pair) != 2:
         raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
     source = find_model(request.model, request.pair or ("text",), request.revision)
-    check_not_input(request.out, request.text, request.labels, request.held_out, request.model)
     rows = _read_texts(request, source.task, request.text)
     training, finding_rows, held_out = _split(request, source.task, rows)
     _check_counts(request, source.task, len(held_out))
@@ -204,9 +207,9 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         chosen, why = _choose_exits(request, *finding)
         model = _keep_exits(model, chosen)
         finding, testing = (_with_exits(model.network, chosen, one) for one in (finding, testing))
-        points = _find_points(request, model, finding, testing, default)
+        points = _find_points(request, model, finding, testing, published)
         slow = [f"{NO_TIME_SAVED}: they save compute only"] if why.startswith(NO_TIME_SAVED) else []
-        scores = _score_labelled(labelled, model, points, default) if labelled else None
+        scores = _score_labelled(labelled, model, points, default) if labelled and default == published else None
         broken = _broken_promise(scores, default, task)
         points = replace(points, warnings=(*points.warnings, *short, *slow, *broken))
         summary = {
@@ -226,8 +229,11 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         for warning in points.warnings:
             warnings.warn(warning, stacklevel=2)
         _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary})
-    if request.latency is not None:
-        points = _with_latency(request, points, held_data)
+    if default != published:
+        points = _with_latency(request, points, default, held_data)
+        if labelled:
+            summary["labelled"] = _score_labelled(labelled, model, points, default)
+            _write_recipe(Path(request.out), {**recipe, "summary": summary})
     return AttachedRun(Path(request.out), replace(model, folder=Path(request.out)), points, summary)
 
 
@@ -235,7 +241,7 @@ def _default_budget(request: AttachRequest) -> Budget:
     """Return the budget that becomes the folder's default; refuse more than one."""
     named = (request.risk, request.budget, request.latency)
     if all(value is None for value in named):
-        return Budget.disagreement(0.01)
+        return Budget.disagreement(DISAGREEMENT)
     return Budget.parse(request.budget, risk=request.risk, latency=request.latency)
 
 
@@ -413,7 +419,6 @@ def _find_points(
         "rows": len(rows),
         "fingerprint": reading.fingerprint(request.held_out or request.text, rows),
     }
-    stored = {"kind": default.kind, "value": default.value}
     points = OperatingPoints(
         "agreement",
         True,
@@ -422,7 +427,7 @@ def _find_points(
         disagreements=tuple(disagreements),
         engine="torch",
         precision="fp32",
-        default=stored,
+        default=_stored(default),
     )
     if request.risk is not None:
         proven = prove_risk_on(finding, testing, request.risk, request.confidence)
@@ -430,9 +435,13 @@ def _find_points(
     return replace(points, warnings=tuple(_warnings(model.network, points)))
 
 
+def _stored(budget: Budget) -> dict[str, Any]:
+    return {"kind": budget.kind, "value": budget.value}
+
+
 def _warnings(network: Network, points: OperatingPoints) -> list[str]:
     found = []
-    one = next(point for point in points.disagreements if point.limit == 0.01)
+    one = next(point for point in points.disagreements if point.limit == DISAGREEMENT)
     if network.depth < SMALL_DEPTH:
         found.append(f"a model of {network.depth} layers has little to save: exits hardly pay")
     if one.mac_share > 0.9:
@@ -501,7 +510,7 @@ def _settings_of(model: LoadedRun, points: OperatingPoints, default: Budget) -> 
     elif default.kind == "disagreement":
         chosen = points.disagreement_point_for(default.value).settings
     else:
-        chosen = points.choose(default if default.kind == "share" else None).settings
+        chosen = points.choose(default).settings if default.kind == "share" else points.latencies[0].settings
     return methods.configure(model.method.settings, chosen, model.method.name)
 
 
@@ -525,15 +534,26 @@ def _publish(
         source.copy_to(new)
         folders.save_added(new, named)
         operating.save_points(new, points)
-        write_text(new / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        _write_recipe(new, recipe)
         write_text(new / "README.md", render_attached_card(named, points, recipe))
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _with_latency(request: AttachRequest, points: OperatingPoints, held: Data) -> OperatingPoints:
-    """Measure the setting that answers within the latency on this machine and store it as the default."""
-    assert request.latency is not None
-    timed = LatencyRequest(Budget.latency(request.latency).value, 95.0, "auto", "fp32", None)
-    points = replace(points, latencies=(find_latency_point(request.out, points, held.rows, request.text, timed),))
+def _write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
+    write_text(folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+
+
+def _with_latency(request: AttachRequest, points: OperatingPoints, default: Budget, held: Data) -> OperatingPoints:
+    """Measure the setting that answers within the latency on this machine and store it as the default.
+
+    Where there is none, the folder keeps its first default, and the error says so.
+    """
+    timed = LatencyRequest(default.value, 95.0, "auto", "fp32", None)
+    try:
+        point = find_latency_point(request.out, points, held.rows, request.text, timed)
+    except OfframpError as error:
+        kept = f"{request.out} is written all the same, with {points.default_budget} as its default"
+        raise OfframpError(error.asked, error.given, f"{error.fix}; {kept}") from error
+    points = replace(points, latencies=(point,), default=_stored(default))
     operating.save_points(Path(request.out), points)
     return points

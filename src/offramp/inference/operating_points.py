@@ -245,13 +245,18 @@ class OperatingPoints:
         return Budget.default() if self.default is None else Budget(self.default["kind"], self.default["value"])
 
     def _point_of(self, budget: Budget) -> OperatingPoint:
-        """Return the operating point of a default disagreement, risk or latency."""
+        """Return the operating point of a default disagreement, risk or latency; refuse one that has no point."""
         if budget.kind == "disagreement":
             found: Any = self.disagreement_point_for(budget.value)
         elif budget.kind == "risk":
-            found = min((one for one in self.guarantees if one.risk <= budget.value), key=lambda one: one.mac_share)
+            proven = (one for one in self.guarantees if one.risk <= budget.value)
+            found = min(proven, key=lambda one: one.mac_share, default=None)
         else:
-            found = self.latencies[0]
+            timed = (one for one in self.latencies if one.milliseconds <= 1000 * budget.value + TOLERANCE)
+            found = max(timed, key=lambda one: one.milliseconds, default=None)
+        if found is None:
+            given = "a model whose points.json has no point for this default"
+            raise OfframpError(str(budget), given, "give a budget, or calibrate again")
         known = [point for point in self.points if point.settings == found.settings]
         return known[0] if known else OperatingPoint(found.settings, found.mac_share, 1.0, 0.0)
 
