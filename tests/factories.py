@@ -212,9 +212,11 @@ LENGTHS = (9, 3, 17, 5)  # tokens of the usual rows
 
 
 def examples(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
-    """Return rows that serve classification, regression and tagging, with so many tokens each; three labels."""
+    """Return rows that serve classification, regression, tagging and multi_label, with so many tokens each; three
+    labels, and one row in three has none of those that may be many."""
+    many = (["x", "y"], ["z"], [])
     return [
-        {"text": "a", "label": i % 3, "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
+        {"text": "a", "label": i % 3, "labels": many[i % 3], "tokens": ["a"] * n, "tags": (["O", "B-X", "I-X"] * n)[:n]}
         for i, n in enumerate(lengths)
     ]
 

@@ -37,6 +37,7 @@ BACKBONES_OF_TASKS = {
     "classification": factories.BACKBONES,
     "tagging": TWO_BACKBONES,
     "regression": TWO_BACKBONES,
+    "multi_label": TWO_BACKBONES,
 }
 
 
@@ -185,6 +186,7 @@ def check_cost_rises_with_settings(case: Case) -> None:
 def check_gradients_reach_the_declared_parameters(case: Case, folder: Path) -> None:
     """Check that the loss of each stage reaches exactly the parameters that the stage declares as trainable."""
     method, network, data = build(case)
+    network.prepare(data, folder)
     for stage in method.stages(network, options_of(method)):
         stage.prepare(data, folder)
         declared = {name for name, _ in stage.trainable()}

@@ -130,6 +130,17 @@ def test_fitted_exit_uses_tables_without_a_rows_fold_in_training(tmp_path: Path,
     assert not torch.allclose(exit_head.eval()(packed), without_fold(packed), atol=2e-3)
 
 
+def test_fitted_exit_knows_each_of_several_labels_by_itself(tmp_path: Path) -> None:
+    data = separable_data(300)
+    labels = [[name for name, token in (("one", 1), ("low", 2), ("low", 1)) if token in e.ids] for e in data.encoded]
+    many = Data([{"text": "words", "labels": own} for own in labels], data.encoded)
+    exit_head = FittedBagOfWordsExit(ZeroHead(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)
+    task = get("multi_label").from_json({"labels": ["low", "one", "never"], "texts": ["text"]})
+    exit_head.prepare(task, many, tmp_path)
+    given = exit_head.eval()(pack([[7, 1, 9], [2, 8], [9, 3, 4]])) > 0
+    assert given.tolist() == [[True, True, False], [True, False, False], [False, False, False]]
+
+
 def test_fitted_tables_stay_zero_without_labels(tmp_path: Path) -> None:
     data = separable_data(10)
     exit_head = FittedBagOfWordsExit(ZeroHead(), HeadCost(5.0, 1.0), vocabulary=20, outputs=3)

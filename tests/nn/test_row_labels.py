@@ -24,6 +24,13 @@ def test_row_labels_are_the_class_or_the_tags_that_occur() -> None:
     assert row_labels(tasks.get("tagging").from_rows(rows, "rows"), data).tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
+def test_row_labels_of_rows_with_several_labels_are_those_labels() -> None:
+    rows = [{"text": "a", "labels": ["x", "z"]}, {"text": "a", "labels": []}, {"text": "a", "labels": ["y"]}]
+    task = tasks.get("multi_label").from_rows(rows, "rows")
+    labels = row_labels(task, Data(rows, factories.encode([[5], [6], [7]])))
+    assert labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+
+
 def test_row_labels_of_numbers_are_quartiles() -> None:
     rows = [{"text": "a", "label": number} for number in (0.5, 9.0, 1.5, 1.5, 4.0, 2.5)]
     task = tasks.get("regression").from_rows(rows, "rows")

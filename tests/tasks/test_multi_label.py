@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+import offramp
 from offramp.core.packed import pack
 from offramp.errors import OfframpError
 from offramp.nn.confidence import row_entropy
 from offramp.tasks.multi_label import MultiLabelTask
+from tests import factories
 
 TASK = MultiLabelTask(("a", "b", "c"))
 ROWS = [{"text": "x", "labels": ["a", "b"]}, {"text": "y", "labels": []}, {"text": "z", "labels": "c, a"}]
@@ -56,3 +60,23 @@ def test_labels_of_another_kind_are_refused(labels: object) -> None:
 def test_an_unknown_label_is_refused() -> None:
     with pytest.raises(OfframpError, match="'d'"):
         TASK.check_rows([{"text": "x", "labels": ["d"]}], "rows")
+
+
+def test_the_score_of_the_right_answer_is_the_sum_of_the_logits_of_its_labels() -> None:
+    targets = TASK.stack_targets([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    logits = torch.tensor([[2.0, 30.0, 0.5], [1.0, 2.0, 4.0]])
+    assert TASK.answer_scores(logits, targets, torch.tensor([1, 1])).tolist() == [2.5, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("adapler", {}), ("faster_dat", {}), ("attached", {}), ("branchynet", {"bag_of_words_training": "fitted"})],
+)
+def test_methods_that_read_the_labels_of_rows_train_on_several_labels(
+    base: str, tmp_path: Path, method: str, options: dict[str, str]
+) -> None:
+    rows = factories.labelled_rows("classification", 60)
+    many = [{"text": row["text"], "labels": [w for w in ("good", "film") if w in row["text"].split()]} for row in rows]
+    train = factories.write_jsonl(tmp_path / "train.jsonl", many)
+    run = offramp.train(model=base, train=train, out=tmp_path / "run", method=method, options=options, epochs=1)
+    assert set(offramp.load(run.folder).predict(["a good film"])[0]["labels"]) <= {"good", "film"}

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
 from offramp.core.columns import FOLD, ID, POSITION, PRESENT
@@ -183,15 +183,21 @@ def fit_bag_of_words(index: FeatureIndex, task: Task, data: Data, folder: Path) 
     def compute() -> dict[str, Tensor]:
         targets = row_labels(task, data)
         targets = np.pad(targets, ((0, 0), (0, task.outputs - targets.shape[1])))
-        return fit_tables(index, [e.ids for e in data.encoded], targets)
+        by_label = "several distributions a row" in task.provides
+        return fit_tables(index, [e.ids for e in data.encoded], targets, by_label)
 
     return load_or_compute(folder / TABLES_FILE, compute)
 
 
-def fit_tables(index: FeatureIndex, rows: Sequence[Sequence[int]], targets: Floats) -> dict[str, Tensor]:
-    """Return the tables for rows of token ids and their target probabilities [rows, outputs], as `fit_bag_of_words`."""
+def fit_tables(
+    index: FeatureIndex, rows: Sequence[Sequence[int]], targets: Floats, by_label: bool = False
+) -> dict[str, Tensor]:
+    """Return the tables for rows of token ids and their target probabilities [rows, outputs], as `fit_bag_of_words`.
+
+    One answer of several is a softmax over all outputs; `by_label`: each output is a yes or no of its own.
+    """
     features, fold = _feature_matrix(index, rows), np.array([fold_of(ids) for ids in rows])
-    fits = [_fit_logistic_regression(features, targets, fold != left_out) for left_out in range(-1, FOLDS)]
+    fits = [_fit_logistic_regression(features, targets, fold != left_out, by_label) for left_out in range(-1, FOLDS)]
     weights = torch.from_numpy(np.stack([weight for weight, _ in fits])).float()
     words, pairs = weights.split([index.vocabulary, index.pairs], dim=1)
     return {"words": words, "pairs": pairs, "bias": torch.from_numpy(np.stack([bias for _, bias in fits])).float()}
@@ -219,7 +225,9 @@ def _feature_matrix(index: FeatureIndex, rows: Sequence[Sequence[int]]) -> csr_a
     return csr_array((value, (row, np.concatenate(columns))), shape=shape)
 
 
-def _fit_logistic_regression(features: csr_array, targets: Floats, chosen: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _fit_logistic_regression(
+    features: csr_array, targets: Floats, chosen: NDArray[np.bool_], by_label: bool
+) -> tuple[Floats, Floats]:
     """Return the weight of each feature for each answer, and the bias: [columns, outputs], [outputs]."""
     chosen_features, chosen_targets = features[chosen], targets[chosen]
     rows, outputs = chosen_targets.shape
@@ -231,10 +239,16 @@ def _fit_logistic_regression(features: csr_array, targets: Floats, chosen: NDArr
 
     def loss_and_gradient(flat: Floats) -> tuple[float, Floats]:
         weight, bias = flat[:-outputs].reshape(-1, outputs), flat[-outputs:]
-        log_probabilities = log_softmax(inputs @ weight + bias, axis=1)
-        residual = np.exp(log_probabilities) - chosen_targets
+        logits = inputs @ weight + bias
+        if by_label:
+            residual = expit(logits) - chosen_targets
+            loss = (np.logaddexp(0.0, logits) - chosen_targets * logits).sum()
+        else:
+            log_probabilities = log_softmax(logits, axis=1)
+            residual = np.exp(log_probabilities) - chosen_targets
+            loss = -(chosen_targets * log_probabilities).sum()
         gradient = np.concatenate(((transposed @ residual + weight).ravel(), residual.sum(0)))
-        return float(0.5 * (weight * weight).sum() - (chosen_targets * log_probabilities).sum()), gradient
+        return float(0.5 * (weight * weight).sum() + loss), gradient
 
     start = np.zeros((len(found) + 1) * outputs)
     solution = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": SOLVER_STEPS})

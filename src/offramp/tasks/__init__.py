@@ -151,6 +151,15 @@ class Task(ABC):
         """Return how wrong each row's answer is, 0…1: what a learned exit unit is trained to predict."""
         raise NotImplementedError(self.name)
 
+    def answer_scores(self, logits: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the score of the right answer of each row: by default its log-likelihood; a task with one logit for
+        the answer returns that."""  # [rows]
+        return -self.loss(logits, targets, lengths, "rows")
+
+    def target_classes(self, targets: torch.Tensor) -> torch.Tensor:
+        """Return stacked targets as classes, one each (negative: none), or as a matrix [rows, labels] of 0 and 1."""
+        return targets
+
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         """Return how far each prediction is from the full model's, 0…1: the loss that a risk guarantee bounds."""
         raise NotImplementedError(self.name)

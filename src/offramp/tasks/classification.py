@@ -97,6 +97,10 @@ class ClassificationTask(_texts.LabelTask):
     def example_error(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         return (logits.argmax(-1) != targets).float()  # [rows]
 
+    def answer_scores(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logit of the right label."""
+        return logits.gather(1, targets[:, None])[:, 0]  # [rows]
+
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         if not logits:
             return []

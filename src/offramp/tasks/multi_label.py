@@ -90,6 +90,12 @@ class MultiLabelTask(_texts.LabelTask):
         """Return the share of labels that are wrong."""
         return ((logits > 0) != (targets > 0.5)).float().mean(-1)  # [rows]
 
+    def answer_scores(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """Return the sum of the logits of a row's labels; of a row without any, of all labels."""
+        counted = targets > 0.5
+        counted = counted | ~counted.any(1, keepdim=True)
+        return (logits * counted).sum(1)  # [rows]
+
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         found = []
         for row in logits:

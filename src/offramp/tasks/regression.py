@@ -76,6 +76,15 @@ class RegressionTask(_texts.TextTask):
         """Return tanh of the absolute error, as in BERxiT."""
         return (logits.float().squeeze(-1) - targets).abs().tanh()  # [rows]
 
+    def answer_scores(self, logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """Return the number itself."""
+        return logits[:, 0]  # [rows]
+
+    def target_classes(self, targets: Tensor) -> Tensor:
+        """Return the quartile of each number among all."""
+        edges = torch.quantile(targets.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+        return torch.searchsorted(edges, targets.double())  # [rows]
+
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]
 

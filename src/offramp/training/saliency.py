@@ -67,16 +67,8 @@ def saliencies(network: Network, batch: Batch, layers: list[int]) -> list[Tensor
     embeddings.requires_grad_()
     with torch.enable_grad():
         result = forward_all_layers(replace(network.encoder, embed=lambda _: embeddings), batch.packed)
-        scores = gold_scores(network, network(network.depth, result.after(network.depth)), batch)
+        logits = network(network.depth, result.after(network.depth))
+        scores = network.task.answer_scores(logits, batch.targets, batch.packed.lengths.to(logits.device))
     states = [result.states[layer] for layer in layers]
     grads = torch.autograd.grad(scores.sum(), states)
     return [(g * h).norm(dim=1).detach() for g, h in zip(grads, states, strict=True)]
-
-
-def gold_scores(network: Network, logits: Tensor, batch: Batch) -> Tensor:
-    """Return the model's score of the right answer of each row: its logit, the number itself where the answer is one,
-    and where a row has many answers (tags, spans) their log-likelihood."""  # [rows]
-    task = network.task
-    if task.kind == "row":
-        return logits.gather(1, batch.targets[:, None])[:, 0] if "distribution" in task.provides else logits[:, 0]
-    return -task.loss(logits, batch.targets, batch.packed.lengths.to(logits.device), "rows")
