@@ -123,6 +123,9 @@ def test_best_span_equals_an_exhaustive_search() -> None:
         ({"text": ["paris"]}, "no 'text' and 'answer_start'"),
         ("paris", "no 'text' and 'answer_start'"),
         (None, "row 2, where 'answers' is null"),
+        ({"text": "paris", "answer_start": 12}, "row 2: 'text' of 'answers' is 'paris', no list"),
+        ({"text": ["paris"], "answer_start": 12}, "row 2: 'answer_start' of 'answers' is 12, no list"),
+        ({"text": None, "answer_start": None}, "row 2: 'text' of 'answers' is None, no list"),
     ],
 )
 def test_from_rows_refuses_answers_that_are_not_in_the_context(answers: Any, message: str) -> None:

@@ -184,6 +184,10 @@ def _check_answers(row: Row, source: str, number: int) -> None:
     answers = row["answers"]
     if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= answers.keys():
         raise _texts.row_error(source, number, "'answers' has no 'text' and 'answer_start'", form)
+    for name in ("text", "answer_start"):
+        if isinstance(answers[name], str) or not isinstance(answers[name], Sequence):
+            given = f"{name!r} of 'answers' is {answers[name]!r:.60}, no list"
+            raise _texts.row_error(source, number, given, form)
     if len(answers["text"]) != len(answers["answer_start"]):
         raise _texts.row_error(source, number, "as many answers as starts are needed", form)
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
