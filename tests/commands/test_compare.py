@@ -23,6 +23,7 @@ from offramp.evaluation.comparison import (
     parse_methods,
     time_runs,
 )
+from tests import factories
 
 
 def small_plan(data: Path, base: str, methods: str) -> ComparisonPlan:
@@ -36,6 +37,16 @@ def test_find_data_sets_lists_folders_with_their_tasks(data: Path) -> None:
     found = [(one.name, one.task) for one in find_data_sets(str(data), 5)]
     assert found == [("numbers", "regression"), ("words", "classification")]
     assert [one.name for one in find_data_sets(str(data / "words"), None)] == ["words"]
+
+
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [({"text": "a b", "labels": ["x"]}, "multi_label"), ({"src": "a", "tgt": "b"}, "translation")],
+)
+def test_find_data_sets_recognises_tasks_as_train_does(tmp_path: Path, row: dict[str, Any], task: str) -> None:
+    for split in ("train", "test"):
+        factories.write_jsonl(tmp_path / f"{split}.jsonl", [row])
+    assert [one.task for one in find_data_sets(str(tmp_path), None)] == [task]
 
 
 def test_find_data_sets_reads_compare_yaml(data: Path) -> None:

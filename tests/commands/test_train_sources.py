@@ -129,7 +129,7 @@ def test_without_model_and_init_there_is_one_error(tmp_path: Path) -> None:
         train(tmp_path, None, factories.labelled_rows(count=16))
 
 
-@pytest.mark.parametrize("kind", ["tagging", "question_answering", "classification", "pairs"])
+@pytest.mark.parametrize("kind", ["tagging", "question_answering", "classification", "pairs", "regression"])
 def test_the_task_is_guessed_from_the_columns(base: str, tmp_path: Path, kind: str) -> None:
     run = train(tmp_path, Path(base), factories.labelled_rows(kind, 16))
     assert json.loads((run / "offramp.json").read_text())["task"]["name"] == factories.KINDS[kind]

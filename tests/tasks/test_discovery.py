@@ -43,6 +43,17 @@ def test_rows_here_cover_every_task() -> None:
     assert tasks.names() == sorted(ROWS)
 
 
+@pytest.mark.parametrize("name", [name for name in tasks.names() if name != "masked_lm"])
+def test_a_task_is_recognised_by_its_rows(name: str) -> None:
+    assert tasks.name_for({"id": 7, **ROWS[name][0]}) == name
+
+
+def test_pairs_and_rows_without_labels_are_taken_for_classification() -> None:
+    assert tasks.name_for({"text_a": "a", "text_b": "b", "label": 1}) == "classification"
+    assert tasks.name_for({"text_a": "a", "text_b": "b", "label": 1.0}) == "regression"
+    assert tasks.name_for({"sentence": "a"}) == tasks.name_for({"text": "a"}) == "classification"
+
+
 def test_get_lists_the_known_tasks_for_an_unknown_name() -> None:
     for name in ("nosuch", "_loss", "", "os"):
         with pytest.raises(

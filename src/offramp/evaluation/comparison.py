@@ -142,7 +142,7 @@ def _listed(root: Path, name: str, about: Mapping[str, Any], rows: int | None) -
         form = f"{name}: {{train: FILE, report: FILE}} and, if needed, rows, max_length, task"
         raise OfframpError(f"the data set {name!r} in compare.yaml", repr(about)[:120], f"write {form}")
     train, report = (str(root / about[key]) for key in ("train", "report"))
-    task = about.get("task") or _guess_task(train)
+    task = about.get("task") or _task_of_file(train)
     fewer = [count for count in (about.get("rows"), rows) if count is not None]
     return DataSet(name, train, report, task, min(fewer, default=None), about.get("max_length"))
 
@@ -153,17 +153,12 @@ def _find(folder: Path, rows: int | None) -> DataSet | None:
     report = next((str(files[name]) for name in REPORTED if name in files), None)
     if "train" not in files or report is None:
         return None
-    return DataSet(folder.resolve().name, str(files["train"]), report, _guess_task(str(files["train"])), rows)
+    return DataSet(folder.resolve().name, str(files["train"]), report, _task_of_file(str(files["train"])), rows)
 
 
-def _guess_task(file: str) -> str:
+def _task_of_file(file: str) -> str:
     """Return the task that the first row of a file looks like."""
-    row = read_rows(file, limit=1)[0]
-    if "tags" in row:
-        return "tagging"
-    if "context" in row:
-        return "question_answering"
-    return "regression" if isinstance(row.get("label"), float) else "classification"
+    return tasks.name_for(read_rows(file, limit=1)[0])
 
 
 def parse_duration(text: str) -> float:

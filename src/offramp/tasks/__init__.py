@@ -53,6 +53,11 @@ class Task(ABC):
     def columns_for(cls, rows: Rows) -> tuple[str, ...]:
         """Return the text columns that are read from rows like these."""
 
+    @classmethod
+    def recognises(cls, row: Row) -> bool:
+        """Return whether a labelled row looks like one of this task: by default by the columns it needs."""
+        return bool(cls.target) and all(column in row for column in (*cls.columns_for([row]), cls.target))
+
     @property
     def input_columns(self) -> tuple[str, ...]:
         """The columns a row to predict on must have, in the order in which a caller may give them without names."""
@@ -201,6 +206,16 @@ class Task(ABC):
 def names() -> list[str]:
     """Return the names of all tasks: the files of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def name_for(row: Row) -> str:
+    """Return the task that a labelled row looks like; classification where it looks like none.
+
+    The more particular the columns, the sooner a task is tried: those that answer a row by one label come last, and of
+    these the ones whose label has a column of its own come first.
+    """
+    ordered = sorted(names(), key=lambda name: (get(name).kind == "row", get(name).target == Task.target))
+    return next((name for name in ordered if get(name).recognises(row)), "classification")
 
 
 def get(name: str) -> type[Task]:

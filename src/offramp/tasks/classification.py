@@ -58,6 +58,11 @@ class ClassificationTask(_texts.LabelTask):
                     "correct the label, remove the row, or train on rows that have it",
                 )
 
+    @classmethod
+    def recognises(cls, row: Row) -> bool:
+        """Return whether the row has a label that may be a class: no fraction."""
+        return super().recognises(row) and not isinstance(row[cls.target], float)
+
     @property
     def metric(self) -> str:
         return self.chosen_by

@@ -47,6 +47,11 @@ class MultiLabelTask(_texts.LabelTask):
             raise OfframpError(f"labels in {source}", f"{len(rows)} rows without any", "give rows with labels")
         return cls(tuple(sorted(found)), texts)
 
+    @classmethod
+    def recognises(cls, row: Row) -> bool:
+        """Return whether the row has labels; of a text in a column with another name, the check says what to do."""
+        return cls.target in row
+
     def check_rows(self, rows: Rows, source: str) -> None:
         require_columns(rows, [*self.texts, "labels"], source)
         _texts.check_texts(rows, self.texts, source)

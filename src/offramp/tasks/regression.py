@@ -41,6 +41,11 @@ class RegressionTask(_texts.TextTask):
             raise OfframpError(f"numbers to learn in {source}", given, "give rows that differ")
         return task
 
+    @classmethod
+    def recognises(cls, row: Row) -> bool:
+        """Return whether the row's label is a number with a fraction; whole numbers are classes."""
+        return isinstance(row.get(cls.target), float)
+
     def check_rows(self, rows: Rows, source: str) -> None:
         require_columns(rows, [*self.texts, "label"], source)
         _texts.check_texts(rows, self.texts, source)
