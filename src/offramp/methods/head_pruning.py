@@ -16,18 +16,17 @@ Layers that share parameters (ALBERT) lose the same heads.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from offramp.backbones import PrunableLayer
 from offramp.core.policy import Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import Method, NoSettings
+from offramp.nn.artifacts import load_or_compute
 from offramp.nn.batches import Data, build_batch
 from offramp.nn.network import Network
 from offramp.nn.setting_space import FixedSpace
@@ -121,13 +120,12 @@ class PrunedStage(Stage):
     options: HeadPruningOptions = field(kw_only=True)
 
     def prepare(self, data: Data, folder: Path) -> None:
-        path, options = folder / FILE, self.options
-        if not path.is_file():
-            found = importance(self.network, data, options.rows)
-            fresh = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
-            save_file(dict(zip(("heads", "neurons"), found, strict=True)), fresh)
-            fresh.replace(path)
-        scores, kept = load_file(path), self.network.added[KEPT_HEADS]
+        options = self.options
+
+        def compute() -> dict[str, Tensor]:
+            return dict(zip(("heads", "neurons"), importance(self.network, data, options.rows), strict=True))
+
+        scores, kept = load_or_compute(folder / FILE, compute), self.network.added[KEPT_HEADS]
         assert isinstance(kept, KeptHeads)
         kept.heads.copy_(most_important(scores["heads"], options.heads, options.per_layer))
         kept.neurons.copy_(most_important(scores["neurons"], options.neurons, options.per_layer))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -11,15 +10,20 @@ from torch import Tensor, nn
 
 from offramp.nn.batches import Data
 from offramp.tasks import Task
+from offramp.utils.files import atomic_replace
 
 
 def load_or_compute(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors in a file; if there is none, compute them and write it, completely or not at all."""
     if not path.is_file():
-        temporary = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
-        save_file({name: tensor.contiguous() for name, tensor in compute().items()}, temporary)
-        temporary.replace(path)
+        write_tensors(path, compute())
     return load_file(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors to a file, completely or not at all; several processes may write the same file."""
+    with atomic_replace(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
 
 
 class FittedModule(nn.Module):

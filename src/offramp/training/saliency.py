@@ -5,15 +5,15 @@ Tables of such numbers, one per token of every encoded row, are stored on disk s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from offramp.nn.artifacts import write_tensors
 from offramp.nn.batches import Batch, Data, build_batch
 from offramp.nn.network import Network
 from offramp.training.forward import forward_all_layers
@@ -45,9 +45,7 @@ def token_table(network: Network, data: Data, path: Path, measure: Callable[[Net
 
 def write_token_table(path: Path, values: Tensor) -> None:
     """Write the numbers of all tokens to one file, completely or not at all."""
-    temporary = path.with_suffix(f".{os.getpid()}.new")  # several processes may write the same file
-    save_file({"tokens": values.contiguous()}, temporary)
-    temporary.replace(path)
+    write_tensors(path, {"tokens": values})
 
 
 def read_token_table(path: Path, data: Data) -> TokenTable:
