@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_fit_interrupted_after_the_last_step_is_resumed(base: str, tmp_path: Pat
         trainer.fit(stages, rows, dev)
     resumed = train(base, tmp_path / "run")
     assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
+def test_ctrl_c_is_given_back_where_training_cannot_begin(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, stages, rows, dev = factories.training_setup(base)
+
+    def fail(*_: Any) -> None:
+        raise OfframpError("fitted tables", "no disk", "make room")
+
+    monkeypatch.setattr(type(net), "prepare", fail)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(OfframpError):
+        factories.trainer(net, FAST, tmp_path).fit(stages, rows, dev)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_fit_freezes_what_a_stage_does_not_train(base: str, tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ class Trainer:
         in_main_thread = threading.current_thread() is threading.main_thread()
         handled = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
         previous = {number: signal.signal(number, self._interrupt) for number in handled}
-        self.network.prepare(train, self.folder)
         try:
+            self.network.prepare(train, self.folder)
             for number in range(progress.stage, len(stages)):
                 progress.stage = number
                 self._run_stage(stages[number], train, dev, progress, resumed)
