@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,3 +128,30 @@ def test_time_model_is_measured_once_per_place(trained: Path, tmp_path: Path, mo
     monkeypatch.setattr(time_model, "hardware", lambda: "another machine")
     assert time_model.time_model_of(model, tmp_path, []) != first and len(calls) == 2
     assert len(json.loads((tmp_path / time_model.FILE).read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "{",
+        "3",
+        "null",
+        '{"ms": {}}',
+        "[1, null, {}]",
+        '[{"ms": 3}]',
+        '[{"ms": {}, "place": {}}]',
+        'MODEL, {"ms": {"call": "x"}, "error": 0.1, "samples": 1, "place": {}}]',
+    ],
+)
+def test_a_damaged_store_of_time_models_counts_as_absent(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    model = Predictor.load(trained, "torch")
+    other = TimeModel(dict.fromkeys(FEATURES, 2.0), 0.0, 1, {"hardware": "another machine"})
+    damaged = damaged.replace("MODEL", json.dumps([asdict(other)])[:-1])
+    (tmp_path / time_model.FILE).write_text(damaged, encoding="utf-8")
+    fresh = TimeModel(dict.fromkeys(FEATURES, 1.0), 0.0, 1, measurement_place(model))
+    monkeypatch.setattr(time_model, "measure_time_model", lambda *_: fresh)
+    assert time_model.time_model_of(model, tmp_path, []) == fresh
+    kept = [asdict(other)] if "another machine" in damaged else []
+    assert json.loads((tmp_path / time_model.FILE).read_text(encoding="utf-8")) == [*kept, asdict(fresh)]

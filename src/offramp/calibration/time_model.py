@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,12 @@ from offramp.core.loop import State, run
 from offramp.core.packed import Packed
 from offramp.core.policy import Needs, Policy
 from offramp.data.tokenization import Encoded
+from offramp.errors import OfframpError
 from offramp.inference import format1
 from offramp.inference.batching import run_packed
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
+from offramp.utils import schema
 from offramp.utils.files import read_json, write_json
 from offramp.utils.hardware import hardware
 
@@ -183,22 +186,30 @@ def measurement_place(predictor: Predictor) -> dict[str, Any]:
     return {"hardware": hardware(), **how, **engines.versions(predictor.engine_name), "offramp": __version__}
 
 
-def _read_time_models(folder: Path) -> list[dict[str, Any]]:
-    stored = read_json(folder / FILE) if (folder / FILE).is_file() else []
-    return [format1.time_model(one) for one in stored]
+def _read_time_models(folder: Path) -> list[TimeModel]:
+    """Return the stored time models; they can be measured again, so that damaged ones count as absent."""
+    try:
+        stored = read_json(folder / FILE) if (folder / FILE).is_file() else []
+    except OfframpError:
+        return []
+    found = []
+    for one in stored if isinstance(stored, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("ms"), dict):
+            with suppress(schema.SchemaError):
+                found.append(schema.from_json(TimeModel, format1.time_model(one)))
+    return found
 
 
 def stored_time_model(predictor: Predictor, folder: Path) -> TimeModel | None:
     """Return the time model that was measured here before, if there is one."""
     place = measurement_place(predictor)
-    fitting = [one for one in _read_time_models(folder) if one["place"] == place and set(one["ms"]) == set(FEATURES)]
-    return TimeModel(**fitting[0]) if fitting else None
+    return next((one for one in _read_time_models(folder) if one.place == place and set(one.ms) == set(FEATURES)), None)
 
 
 def store_time_model(folder: Path, model: TimeModel) -> None:
     """Write a time model beside the run; those of other machines and engines stay."""
-    others = [one for one in _read_time_models(folder) if one["place"] != model.place]
-    write_json(folder / FILE, [*others, asdict(model)])
+    others = [one for one in _read_time_models(folder) if one.place != model.place]
+    write_json(folder / FILE, [asdict(one) for one in (*others, model)])
 
 
 def time_model_of(predictor: Predictor, folder: Path, texts: Sequence[Row]) -> TimeModel:
