@@ -179,3 +179,21 @@ def test_answered_tokens_keep_their_logits_when_they_are_dropped() -> None:
     late = packed.tokens["position"] >= 4
     assert torch.allclose(result.logits[late], early[late], atol=1e-5)
     assert not torch.allclose(result.logits[~late], early[~late], atol=1e-2)
+
+
+def test_dropped_tokens_have_the_default_of_columns_that_are_added_later() -> None:
+    found: dict[str, Tensor] = {}
+
+    class AddColumns(Policy):
+        def should_exit(self, layer: int, s: State) -> Tensor | None:
+            if layer == 2:
+                new = torch.ones(s.packed.total)
+                s.packed = s.packed.with_tokens(present=0.5 * new, own=7 * new)
+                found.update(s.with_dropped_tokens().tokens)
+            return None
+
+    packed = pack(token_ids(LENGTHS))
+    run_policy(exit_network("tagging"), PairPolicy(KeepFirst({2: 4}, "before_layer"), AddColumns()), packed)
+    dropped = packed.tokens["position"] >= 4
+    assert found["present"].tolist() == torch.where(dropped, 1.0, 0.5).tolist(), "as declared"
+    assert found["own"].tolist() == torch.where(dropped, -1.0, 7.0).tolist(), "nothing is declared"

@@ -30,6 +30,12 @@ class Column(str):
         cls.declared[name] = column
         return column
 
+    @classmethod
+    def value_of_dropped(cls, name: str) -> float:
+        """Return what stands in a column that was added after tokens were dropped, for those: its default, else −1."""
+        declared = cls.declared.get(name)
+        return -1 if declared is None or declared.default is None else declared.default
+
 
 # rows and tokens
 ORIGIN = Column("origin", torch.int64, None, "index of the row or token in the batch as it was packed; unique")

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN, POSITION
+from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN, POSITION, Column
 from offramp.core.cost import Event
 from offramp.core.engine import Engine, ExitHeads
 from offramp.core.layout import AttentionScores, layout
@@ -214,7 +214,8 @@ class State:
         origin, columns = self.packed.tokens[ORIGIN], dict(self.base.tokens)
         for name, column in self.packed.tokens.items():
             if name not in columns:  # a column that a policy added: tokens dropped before have no value there
-                columns[name] = column.new_full((self.base.total, *column.shape[1:]), -1)
+                absent = Column.value_of_dropped(name)
+                columns[name] = column.new_full((self.base.total, *column.shape[1:]), absent)
             columns[name] = columns[name].index_copy(0, origin, column)
         return self.base.with_states(self.packed.restore(self.base.states)).with_tokens(**columns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offramp.core.columns import ORIGIN
+from offramp.core.columns import ORIGIN, Column
 from offramp.core.loop import State
 
 
@@ -17,7 +17,8 @@ def is_live(s: State) -> Tensor:
 def remember(s: State, name: str, column: Tensor) -> None:
     """Store a value for every original token of the live rows; `s.with_dropped_tokens()` then has it for all."""
     if s.has_dropped:
-        before = s.base.tokens.get(name, column.new_full((s.base.total, *column.shape[1:]), -1))
+        absent = column.new_full((s.base.total, *column.shape[1:]), Column.value_of_dropped(name))
+        before = s.base.tokens.get(name, absent)
         updated = before.index_copy(0, s.with_dropped_tokens().tokens[ORIGIN], column)
         column = column[is_live(s)]
         s.base = s.base.with_tokens(**{name: updated})
