@@ -135,8 +135,8 @@ class OpenVINOEngine(Engine):
         where = packed.layout
         name = f"layer-{layer}-exit-{'even' if where.even else 'ragged'}"
         build_spec = fused_graphs.even_exit_spec if where.even else fused_graphs.ragged_exit_spec
-        own, head, padded_length = self.encoder.layers[layer - 1], partial(heads, layer), self.encoder.hidden
-        graph = self.graph_cache.get_or_none(name, lambda: build_spec(name, own, head, padded_length))
+        own, head, hidden = self.encoder.layers[layer - 1], partial(heads, layer), self.encoder.hidden
+        graph = self.graph_cache.get_or_none(name, lambda: build_spec(name, own, head, hidden))
         if graph is None:
             return None
         out, logits = self._outputs(packed, graph, heads.per_token)
@@ -267,10 +267,10 @@ def _columns(packed: Packed) -> dict[str, Tensor]:
     return {name: padded(packed.tokens[name], padded_tokens(packed.total)) for name in tracing.IDS}
 
 
-def _answers(packed: Packed, padded_length: tuple[int, ...], per_token: bool, even: bool) -> Tensor:
+def _answers(packed: Packed, width: tuple[int, ...], per_token: bool, even: bool) -> Tensor:
     """Return an empty tensor for logits per token or row, with room for filler unless rows have one length."""
-    count, up = (packed.total, padded_tokens) if per_token else (packed.count, padded_rows)
-    return torch.empty((count if even else up(count), *padded_length))
+    count, round_up = (packed.total, padded_tokens) if per_token else (packed.count, padded_rows)
+    return torch.empty((count if even else round_up(count), *width))
 
 
 def _cut(packed: Packed, states: Tensor, answers: Tensor, per_token: bool) -> Segment:

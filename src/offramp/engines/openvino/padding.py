@@ -34,9 +34,9 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def padded_length(line_layout: int) -> int:
+def padded_length(places: int) -> int:
     """Round a number of places in a line up to a multiple of four."""
-    return max(4, -(-line_layout // 4) * 4)
+    return max(4, -(-places // 4) * 4)
 
 
 def extend(array: NDArray[Any], count: int, filler: int = 0) -> NDArray[Any]:
@@ -100,15 +100,15 @@ def _plan(where: Layout) -> LineLayout:
 
 def _pack_lines(lengths: Ints) -> list[Ints]:
     """Pack rows, longest first, into lines no longer than the longest row."""
-    padded_tokens: list[int] = []
+    free_places: list[int] = []  # of each line
     lines: list[list[int]] = []
     for row in np.argsort(-lengths, kind="stable").tolist():
-        fits = next((i for i, free in enumerate(padded_tokens) if free >= lengths[row]), None)
+        fits = next((i for i, free in enumerate(free_places) if free >= lengths[row]), None)
         if fits is None:
-            fits = len(padded_tokens)
-            padded_tokens.append(int(lengths.max()))
+            fits = len(free_places)
+            free_places.append(int(lengths.max()))
             lines.append([])
-        padded_tokens[fits] -= int(lengths[row])
+        free_places[fits] -= int(lengths[row])
         lines[fits].append(row)
     return [np.array(line) for line in lines]
 
@@ -132,8 +132,8 @@ def _side(lengths: Ints, lines: list[Ints]) -> LineIndex:
 
 def _rows(lengths: Ints, starts: Ints, total: int) -> LineIndex:
     """Return one line for each row."""
-    line_layout, lines = padded_length(int(lengths.max())), padded_rows(len(lengths))
-    real = np.arange(line_layout) < extend(lengths, lines)[:, None]
-    pad = np.minimum(extend(starts, lines)[:, None] + np.arange(line_layout) * real, total - 1).astype(np.int32)
-    unpad = np.arange(total) + np.repeat(np.arange(len(lengths)) * line_layout - starts, lengths)
+    places, lines = padded_length(int(lengths.max())), padded_rows(len(lengths))
+    real = np.arange(places) < extend(lengths, lines)[:, None]
+    pad = np.minimum(extend(starts, lines)[:, None] + np.arange(places) * real, total - 1).astype(np.int32)
+    unpad = np.arange(total) + np.repeat(np.arange(len(lengths)) * places - starts, lengths)
     return LineIndex(pad, unpad.astype(np.int32), np.where(real, np.arange(len(real))[:, None], -1))
