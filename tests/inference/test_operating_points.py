@@ -142,7 +142,7 @@ def test_choose_refuses_a_default_that_has_no_point(kind: str, value: float) -> 
         replace(CURVE, default={"kind": kind, "value": value}).choose()
 
 
-def test_choose_takes_the_loosest_time_that_suffices_for_a_default_latency() -> None:
+def test_choose_takes_the_longest_time_within_a_default_latency() -> None:
     timed = [LatencyPoint(ms, 95.0, {"threshold": ms}, ms, ms, 0.9, ms / 10, "torch", "fp32", None, "here")
              for ms in (2.0, 4.0, 8.0)]  # fmt: skip
     known = replace(CURVE, default={"kind": "latency", "value": 0.005}, latencies=tuple(timed))
