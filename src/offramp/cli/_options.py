@@ -19,6 +19,7 @@ Columns = Annotated[
     list[str] | None, typer.Option("--column", help="read a column by another name: text=sentence; may be repeated")
 ]
 Budget = Annotated[float | None, typer.Option(help=BUDGET)]
+TRAINING_BATCH = "rows in a batch; of translations: rows of mean length"
 BatchSize = Annotated[int, typer.Option(min=1, help="rows of 64 tokens in a batch; a batch of shorter rows holds more")]
 MaxLoss = Annotated[float | None, typer.Option(help="instead of a budget: what the metric may lose, e.g. 0.01")]
 Risk = Annotated[float | None, typer.Option(help="instead of a budget: a risk that `calibrate --risk` has proven")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import BatchSize
+from offramp.cli._options import TRAINING_BATCH
 from offramp.utils.command_line import command_line
 
 
@@ -19,7 +19,7 @@ def command(
     seeds: Annotated[int, typer.Option(min=1, help="number of seeds, from 42 on")] = 1,
     rows: Annotated[int | None, typer.Option(min=1, help="only the first N training rows")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="epochs of each stage, the same for all methods")] = 3,
-    batch_size: BatchSize = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help=TRAINING_BATCH)] = 32,
     lr: Annotated[float, typer.Option(help="learning rate of the pretrained part")] = 1e-4,
     time_limit: Annotated[str | None, typer.Option(help="start no cell that would end later: 90m, 2h")] = None,
     collect: Annotated[str, typer.Option(help="earlier results: cells found there do not run again")] = "results",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, check_run
+from offramp.cli._options import TRAINING_BATCH, Columns, check_run
 from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
@@ -45,7 +45,7 @@ def command(
     epochs: Annotated[int | None, typer.Option(min=1, show_default="3", help="epochs of each stage")] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, show_default="32", help="rows of 64 tokens in a batch; a batch of shorter rows holds more"),
+        typer.Option(min=1, show_default="32", help=TRAINING_BATCH),
     ] = None,
     lr: Annotated[float | None, typer.Option(show_default="5e-05", help="learning rate of the pretrained part")] = None,
     later_lr: Annotated[

@@ -54,7 +54,7 @@ def bench(
         data: a file of labelled rows, of which the first `rows` are used.
         batch_sizes: rows in a batch; each is measured by itself.
         budgets: of the run: shares of compute, "default", "max-loss=0.01", "risk=0.01" or "latency=5ms".
-        engines: Offramp's own engines: auto, openvino, torch.
+        engines: Offramp's own engines: auto, native, openvino, torch.
         against: other runtimes: hf, hf-compile, onnxruntime, openvino, ctranslate2; one that is not installed is
             reported as missing.
         precisions: measured wherever a runtime has them.

@@ -151,7 +151,8 @@ def train(
             be given beside `init`. The head of a fine-tuned model is kept if the rows have its labels.
         train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
         out: where the run folder is written.
-        task: classification, regression, tagging, question_answering, masked_lm or translation.
+        task: classification, multi_label, regression, tagging, question_answering, masked_lm or translation; by
+            default the one that the columns of the first row belong to.
         method: a method by name ("full" is plain fine-tuning); or two in one, "length_adaptive+branchynet". By default
             "auto": the one that did best on rows like these (docs/auto.md); the run folder names it.
         metric: what epochs and operating points are chosen by; of classification "accuracy" (the default), "f1" or
