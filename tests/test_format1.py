@@ -96,14 +96,14 @@ class Initial:
 
 def initial_weights(method: str, task: str, options: Mapping[str, Any], seed: int) -> Initial:
     """Build what `offramp train` would train, and train nothing. The only place here that knows inner names."""
-    from offramp import methods
+    from offramp import methods, tasks
     from offramp.commands import train
     from offramp.inference import format1
     from offramp.training.schedule import Schedule
 
     base, rows = HOME / "base", str(HOME / "base" / f"{task}.jsonl")
     source = str(base / ("tiny.json" if task == "translation" else "tiny-bert"))
-    name = format1.TASKS.get(task, task)
+    name = tasks.RENAMED.get(task, task)
     request = train.TrainRequest(source, rows, "out", name, method, dev=rows, schedule=Schedule(seed=seed))
     former = {**FORMER_DEFAULTS.get(method, {}), **options}
     known, named = methods.get(method), {format1.OPTIONS.get(name, name): value for name, value in former.items()}

@@ -75,8 +75,6 @@ def test_broken_stick_is_a_distribution_and_geometric_loss_its_cross_entropy() -
     assert q[0].tolist() == pytest.approx([0.5, 0.5 * float(chi[0, 1]), 0.5 * float(1 - chi[0, 1])])
     assert oracles.geometric_loss(stops[:1], torch.tensor([1])).item() == pytest.approx(-math.log(0.5 * chi[0, 1]))
     assert oracles.geometric_loss(stops[1:2], torch.tensor([2])).item() == pytest.approx(0.0)
-    assert oracles.first_stop(stops).tolist() == [1, 2, 0]
-    assert oracles.first_stop(stops, torch.tensor([0.4, 0.9])).tolist() == [0, 2, 0]
 
 
 def test_exit_units_return_logits_over_exits_or_of_stopping() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offramp.errors import OfframpError
-from offramp.utils.command_line import command_line, key_values, python_call, short_path
+from offramp.utils.command_line import command_line, key_values, model_name, model_name_of, python_call, short_path
 
 
 def test_command_line_leaves_out_the_folders_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,22 @@ def test_command_line_leaves_out_the_folders_of_the_machine(monkeypatch: pytest.
 def test_python_call_leaves_out_none_and_shortens_paths() -> None:
     call = python_call("evaluate", Path("/home/me/runs/a"), data="d.jsonl", budget=0.5, risk=None)
     assert call == "offramp.evaluate('runs/a', data='d.jsonl', budget=0.5)"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "stored"),
+    [
+        ("user/tiny", "tiny", "user/tiny"),
+        ("runs/tiny/model", "tiny", "runs/tiny/model"),
+        ("/work/tiny/model", "tiny", "tiny"),
+        ("/work/tiny", "tiny", "tiny"),
+        ("~/model", "model", "model"),
+        ("/model", "model", "model"),
+        ("model", "model", "model"),
+    ],
+)
+def test_models_are_named_without_the_folders_of_a_machine(source: str, name: str, stored: str) -> None:
+    assert (model_name(source), model_name_of(source)) == (name, stored)
 
 
 def test_short_path_keeps_relative_paths() -> None:

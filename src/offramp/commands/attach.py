@@ -47,6 +47,7 @@ from offramp.nn.network import Network
 from offramp.tasks import Row, Task
 from offramp.training.attach import collect_states, fit_exit_heads, is_validation
 from offramp.training.run_lock import check_output_free, locked_working_folder
+from offramp.utils.command_line import last_two_parts
 from offramp.utils.files import atomic_replace, check_not_input, write_text
 
 METHOD = "attached"
@@ -415,7 +416,7 @@ def _find_points(
     full, *others = tested
     share = "two thirds" if request.held_out else "a fifth held out"
     data = {
-        "name": "/".join(Path(request.held_out or request.text).parts[-2:]) + f" ({share})",
+        "name": last_two_parts(request.held_out or request.text) + f" ({share})",
         "rows": len(rows),
         "fingerprint": reading.fingerprint(request.held_out or request.text, rows),
     }

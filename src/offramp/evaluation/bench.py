@@ -36,12 +36,13 @@ from offramp.evaluation.contenders import (
     settings_for_budget,
 )
 from offramp.evaluation.peers import BenchModel, EncodedBatch
-from offramp.evaluation.result_cells import data_and_split, model_name
+from offramp.evaluation.result_cells import data_and_split
 from offramp.evaluation.subprocesses import MEMORY_MEASURE, run_fresh
 from offramp.evaluation.timing import time_in_turns, turn_count
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.tasks import Task
+from offramp.utils.command_line import model_name
 from offramp.utils.files import is_stream, read_json, write_json
 from offramp.utils.hardware import hardware
 

@@ -21,8 +21,9 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import BenchOutput, BenchPlan, SilentWatcher, run_bench
 from offramp.evaluation.collect import ModelResult, collect_results, variant_label
-from offramp.evaluation.result_cells import data_and_split, model_name
+from offramp.evaluation.result_cells import data_and_split
 from offramp.training.schedule import Schedule
+from offramp.utils.command_line import model_name
 from offramp.utils.files import read_json, write_json
 from offramp.utils.run_paths import is_run
 

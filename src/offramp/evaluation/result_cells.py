@@ -14,6 +14,7 @@ from offramp import __version__
 from offramp.inference.batching import RunOutput, per_input_row, score_policy
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data
+from offramp.utils.command_line import last_two_parts, model_name
 from offramp.utils.hardware import hardware
 
 
@@ -31,12 +32,6 @@ def data_and_split(source: str) -> tuple[str, str]:
     """Return the data set and the split of a file of rows: the names of its folder and of the file."""
     path = Path(source).resolve() if Path(source).exists() else Path(source)
     return path.parent.name or path.name, path.name.split(".")[0]
-
-
-def model_name(source: str) -> str:
-    """Return a model's folder or hub name; a folder that is called "model" is named by the folder around it."""
-    parts = Path(source).parts
-    return parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def _calibrated(predictor: Predictor) -> dict[str, Any] | None:
     if predictor.points is None:
         return None
     about = predictor.points.data
-    return {**about, "name": "/".join(Path(about["name"]).parts[-2:])}
+    return {**about, "name": last_two_parts(about["name"])}
 
 
 def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
     short = {key: value for key, value in recipe.items() if key not in ("dev_fingerprint", "train_fingerprint")}
     for key in ("model", "train", "dev", "init"):
         if isinstance(short.get(key), str):
-            short[key] = "/".join(Path(short[key]).parts[-2:])
+            short[key] = last_two_parts(short[key])
     return short
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from offramp.tasks import RENAMED
+
 TENSOR_PREFIXES = {  # the first part of a tensor's name in offramp.safetensors
     "ramps": "exit_heads",
     "last": "final_head",
@@ -26,7 +28,7 @@ OPTIONS = {  # option names in offramp.json and recipe.yaml
     "settle": "train_with_dropping",  # adapler
     "reach": "largest_scale",  # adapler
 }
-TASKS = {"span": "question_answering"}  # task names in offramp.json and recipe.yaml
+# task names in offramp.json and recipe.yaml: `tasks.RENAMED`
 EVENT_KINDS = {"doubt": "exit_unit", "extra": "predictor"}  # kinds of events priced in latency.json
 
 
@@ -42,7 +44,7 @@ def description(stored: Mapping[str, Any]) -> dict[str, Any]:
         renamed["options"] = _rename_keys(stored["options"], OPTIONS)
     task = stored.get("task")
     if isinstance(task, dict) and isinstance(task.get("name"), str):
-        renamed["task"] = {**task, "name": TASKS.get(task["name"], task["name"])}
+        renamed["task"] = {**task, "name": RENAMED.get(task["name"], task["name"])}
     return renamed
 
 
@@ -52,7 +54,7 @@ def recipe(stored: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(stored.get("options"), dict):
         renamed["options"] = _rename_keys(stored["options"], OPTIONS)
     if isinstance(stored.get("task"), str):
-        renamed["task"] = TASKS.get(stored["task"], stored["task"])
+        renamed["task"] = RENAMED.get(stored["task"], stored["task"])
     return renamed
 
 

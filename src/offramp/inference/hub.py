@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from offramp.errors import OfframpError
-from offramp.inference.model_card import CARD_FOLDER, public_name
+from offramp.inference.model_card import CARD_FOLDER
 from offramp.inference.run_folder import read_description
+from offramp.utils.command_line import short_path
 from offramp.utils.files import read_json
 from offramp.utils.run_paths import HUB_NAME, is_hub_name
 
@@ -94,7 +95,7 @@ def uploads(folder: Path, name: str) -> dict[str, str | bytes]:
     files = sorted({file for pattern in (*FILES, *ABOUT) for file in folder.glob(pattern) if file.is_file()})
     found: dict[str, str | bytes] = {file.name: str(file) for file in files if file.name not in OF_THIS_MACHINE}
     description = read_json(folder / "offramp.json")
-    found["offramp.json"] = _json({**description, "base_model": public_name(description["base_model"])})
+    found["offramp.json"] = _json({**description, "base_model": short_path(description["base_model"])})
     if "points.json" in found:
         points = read_json(folder / "points.json")
         found["points.json"] = _json({**points, "data": _short(points["data"])})
@@ -109,7 +110,7 @@ def uploads(folder: Path, name: str) -> dict[str, str | bytes]:
 
 def _short(entries: dict[str, Any]) -> dict[str, Any]:
     """Return entries with absolute paths among their values shortened to the last two parts."""
-    return {key: public_name(value) if isinstance(value, str) else value for key, value in entries.items()}
+    return {key: short_path(value) if isinstance(value, str) else value for key, value in entries.items()}
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -8,14 +8,10 @@ from typing import Any
 
 from offramp.inference.operating_points import AGREEMENT, EXACT, OperatingPoint, OperatingPoints
 from offramp.inference.run_folder import LoadedRun
+from offramp.utils.command_line import short_path
 from offramp.utils.files import write_text
 
 CARD_FOLDER = "PATH/TO/THIS/FOLDER"  # what cards load; an upload to the hub names the repository instead
-
-
-def public_name(name: str) -> str:
-    """Return a path without the folders of one machine; names on a hub stay as they are."""
-    return "/".join(Path(name).parts[-2:]) if name.startswith(("/", "~")) else name
 
 
 def _example_input(columns: tuple[str, ...]) -> str:
@@ -70,13 +66,13 @@ def render_attached_card(model: LoadedRun, points: OperatingPoints, recipe: Mapp
     return f"""---
 library_name: offramp
 pipeline_tag: {task.pipeline}
-base_model: {public_name(model.base_model)}
+base_model: {short_path(model.base_model)}
 tags:
 - early-exit
 - attached-exits
 ---
 
-# {public_name(model.base_model)} with attached exits
+# {short_path(model.base_model)} with attached exits
 
 The model itself is unchanged: plain `transformers` opens this folder as exactly the model that went in. Offramp
 attached exits after layers {exits} (0: the embeddings), which learned the model's own answers on {summary["texts"]}
@@ -122,7 +118,7 @@ def render_model_card(model: LoadedRun, points: OperatingPoints, recipe: Mapping
     return f"""---
 library_name: offramp
 pipeline_tag: {task.pipeline}
-base_model: {public_name(model.base_model)}
+base_model: {short_path(model.base_model)}
 metrics:
 - {points.metric}
 tags:
@@ -130,7 +126,7 @@ tags:
 - {model.method.name}
 ---
 
-# {model.method.name} on {public_name(recipe["train"])}
+# {model.method.name} on {short_path(recipe["train"])}
 
 {model.method.summary}
 
@@ -145,7 +141,7 @@ Plain `transformers` opens the same folder and gets {"the full model" if model.m
 {_layers(model)}
 ## Operating points
 
-Measured on {points.data["rows"]} rows of {public_name(points.data["name"])};
+Measured on {points.data["rows"]} rows of {short_path(points.data["name"])};
 {_how_chosen(points)}
 {_how_bounded(points)}
 | share of full MACs | {points.metric} | loses at most | mean exit layer | settings |

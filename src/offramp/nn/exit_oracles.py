@@ -106,13 +106,6 @@ def broken_stick(stops: Tensor) -> Tensor:
     return reached + torch.cat((stop, torch.zeros_like(stop[:, :1])), dim=1)
 
 
-def first_stop(stops: Tensor, thresholds: Tensor | float = 0.5) -> Tensor:
-    """Return the first exit with χ > τ, else the last: [n, exits − 1] → exits [n]."""
-    stopping = stops.float().sigmoid() > thresholds
-    index = torch.arange(stops.shape[1], device=stops.device)
-    return torch.where(stopping, index, stops.shape[1]).amin(1)
-
-
 class MultinomialExitUnit(nn.Module):
     """One softmax over exits, computed once from states: the first layer's for tokens, their mean for rows."""
 

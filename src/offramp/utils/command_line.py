@@ -23,20 +23,28 @@ def python_call(function: str, *arguments: Any, **keywords: Any) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return the last two parts of an absolute path, and a relative path as it is."""
-    return "/".join(Path(path).parts[-2:]) if path.startswith(("/", "~")) else path
+    """Return the last two parts of an absolute path; a relative path and a name on a hub as they are."""
+    return last_two_parts(path) if path.startswith(("/", "~")) else path
+
+
+def last_two_parts(path: str | Path) -> str:
+    """Return the last two parts of any path."""
+    return "/".join(Path(path).parts[-2:])
+
+
+def model_name(source: str) -> str:
+    """Return a model's folder or hub name in one word; a folder that is called "model" is named by the one around it.
+
+    One word is no name on the hub that a stranger could own, so that nothing is ever downloaded under the name of a
+    folder.
+    """
+    parts = Path(source).parts
+    return parts[-2] if parts[-1] == "model" and parts[-2:-1] not in ((), ("/",), ("~",)) else parts[-1]
 
 
 def model_name_of(source: str) -> str:
-    """Return a model's name without the folders of this machine; hub names and relative paths stay as they are.
-
-    A folder that is called "model" is named by the folder around it. One word is no name on the hub that a stranger
-    could own, so that nothing is ever downloaded under the name of a folder.
-    """
-    if not source.startswith(("/", "~")):
-        return source
-    parts = Path(source).parts
-    return parts[-2] if parts[-1] == "model" and len(parts) > 2 else parts[-1]
+    """Return the `model_name` of an absolute path; hub names and relative paths stay as they are."""
+    return model_name(source) if source.startswith(("/", "~")) else source
 
 
 def key_values(given: Iterable[str] | None, flag: str) -> dict[str, str]:

@@ -14,10 +14,10 @@ from rich.table import Table
 from offramp.cli.printing.console import out, print_line, print_table
 from offramp.evaluation.collect import collect_results
 from offramp.evaluation.curves import BATCH
-from offramp.evaluation.result_cells import model_name
 from offramp.evaluation.tables import COLUMNS, table_lines
 from offramp.inference.budget import DEFAULT_LOSS, Budget
 from offramp.inference.operating_points import EXACT, DisagreementPoint, OperatingPoints
+from offramp.utils.command_line import model_name
 
 if TYPE_CHECKING:
     from offramp.commands.attach import AttachedRun

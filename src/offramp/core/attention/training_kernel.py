@@ -79,7 +79,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """As `with_mask`, in place."""
+    """As `add_mask`, in place."""
     if mask is None:
         return scores
     return scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
