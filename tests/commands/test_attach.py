@@ -421,6 +421,11 @@ def test_train_may_end_in_attach(base: str, tmp_path: Path) -> None:
     )
     with pytest.raises(OfframpError, match="--method deebert"):
         offramp.train(**{**wanted, "out": tmp_path / "other"}, method="deebert")
+    inside = texts(run.folder, "classification")
+    with pytest.raises(OfframpError, match=r"run, where .*texts\.jsonl lies"):
+        offramp.train(**{**wanted, "attach": inside, "epochs": 2}, force=True)
+    kept = yaml.safe_load((tmp_path / "run-full" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert kept["schedule"]["epochs"] == 1, "refused before any training"
 
 
 def test_heads_with_a_hidden_layer_describe_themselves_to_engines(attached: Any) -> None:

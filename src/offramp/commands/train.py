@@ -152,7 +152,7 @@ def train(
         train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
         out: where the run folder is written.
         task: classification, multi_label, regression, tagging, question_answering, masked_lm or translation; by
-            default the one that the columns of the first row belong to.
+            default that of `init`, else the one that the columns of the first row belong to.
         method: a method by name ("full" is plain fine-tuning); or two in one, "length_adaptive+branchynet". By default
             "auto": the one that did best on rows like these (docs/auto.md); the run folder names it.
         metric: what epochs and operating points are chosen by; of classification "accuracy" (the default), "f1" or
@@ -251,6 +251,7 @@ def _train_then_attach(request: TrainRequest, text: str, force: bool, listener: 
         given = f"--method {request.method} and --attach {text}"
         raise OfframpError("plain fine-tuning that ends in attach", given, "leave out one of the two")
     check_output_free(Path(request.out), force)
+    check_not_input(request.out, text, request.train, request.dev, request.init, request.model)
     first = replace(request, out=f"{request.out.rstrip('/')}-full", method="full")
     log = _log_of_same(first)
     if log is None:
