@@ -21,7 +21,7 @@ Modifications (ours, not the paper's or its code's):
 - the target of a predictor is the saliency of the remaining tokens, renormalised by the soft mask, which is a constant
   there: the predictors' loss changes the mask through the predicted shares alone, not through its own target;
 - tasks with an answer per token: a dropped token keeps its last state, and saliency is that of the log-likelihood of
-  the answers (for regression, that of the number);
+  the answers (for regression, that of the number; with several labels, that of the sum of their logits);
 - `train_with_dropping=true` adds a fourth phase, in which the model is trained with tokens really dropped, at a scale
   drawn for every batch up to `largest_scale`, by the labels and (`distillation`) by the logits of the model that length
   training began with; thresholds and predictors are frozen.

@@ -9,7 +9,8 @@ The tables are either learned with the other exit heads (`BagOfWordsExit`) or so
 pairs of neighbours, weighted by how rare they are (idf) and by the row's length. The problem is convex, so no learning
 rate and no number of epochs has to be chosen, and rare words are fitted as well as others. A model that was fitted to a
 row has memorised its answer, and what is trained on top must not see that: while training, every row gets the tables
-that were fitted without its own fold of the rows (`FOLDS`); the tables fitted to all rows are for new rows.
+that were fitted without its own fold of the rows (`FOLDS`); the tables fitted to all rows are for new rows. Where a row
+may have several labels, each of them is a regression of its own.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ Modifications (ours, not the paper's):
   information by accident and, like unseen words, go through all layers (published: every word is in the table). The
   recipe `faster_dat/published` has the published choices;
 - at run time `cap` cuts planned depths, so that one trained model gives a curve;
-- tagging (labels: the tags that occur in the row; no pooling) and regression (labels: quarters of the range, by rank);
+- tagging (labels: the tags that occur in the row; no pooling), regression (labels: quarters of the range, by rank) and
+  rows with several labels (the sum over all of them);
 - the model is fine-tuned with all words at full depth before it is trained at planned depths (`mixed=false`: at planned
   depths from the beginning), where it also learns its own former logits (`distil=false`: labels alone);
 - with `mi`, the most informative words go deepest instead of shallowest, which did better on TREC, MR and SST-2
