@@ -103,6 +103,7 @@ SEQ2SEQ_SHAPE = {
 }
 AUTO_CLASSES = {  # task → Hugging Face class
     "classification": "AutoModelForSequenceClassification",
+    "multi_label": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
     "tagging": "AutoModelForTokenClassification",
     "question_answering": "AutoModelForQuestionAnswering",
@@ -396,6 +397,7 @@ class SetGates(Policy):
 KINDS = {  # kind of rows → task
     "classification": "classification",
     "pairs": "classification",
+    "multi_label": "multi_label",
     "regression": "regression",
     "tagging": "tagging",
     "question_answering": "question_answering",
@@ -430,6 +432,8 @@ def _labelled_row(kind: str, rng: random.Random, good: bool) -> dict[str, Any]:
         return {"text": text, "label": "good" if good else "bad"}
     if kind == "pairs":
         return {"text_a": " ".join(words), "text_b": text, "label": int(good)}
+    if kind == "multi_label":  # none, one or two labels
+        return {"text": text, "labels": ["good"] * good + ["long"] * (len(words) > 7)}
     if kind == "regression":
         return {"text": text, "label": len(words) / 10 + good}
     if kind == "tagging":

@@ -74,6 +74,17 @@ def test_explain_page_slides_over_budgets(page: Page, explain_page: Path) -> Non
     assert page.locator(".layer").count() == 1 and fits(page)
 
 
+@pytest.mark.parametrize(("labels", "shown"), [(["good", "long"], "good, long"), ([], "none")])
+def test_explain_page_shows_several_labels(page: Page, tmp_path: Path, labels: list[str], shown: str) -> None:
+    prediction = {"labels": labels, "scores": {"good": 0.5, "long": 0.5}}
+    step = LayerStep(0, ["live"], prediction, "the last exit", True)
+    header = ("run", "full", "multi_label", 0, {"text": "…"})
+    explanation = Explanation(*header, ["a"], [0], 0, 1e7, [ExplainedPass({}, [step], prediction, 0.0, 1.0)], 0)
+    explanation_page(explanation, str(tmp_path / "labels.html"))
+    page.goto((tmp_path / "labels.html").as_uri())
+    assert page.locator("#final").inner_text().startswith(f"{shown}: exit after layer 0")
+
+
 def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Path) -> None:
     report(str(folder), out=str(folder / "report"))
     page.goto((folder / "report" / "report.html").as_uri())

@@ -71,6 +71,23 @@ def test_several_models_can_be_chosen(page: Page, start_server: StartServer, eve
     assert fits(page)
 
 
+def test_several_labels_are_shown_and_none_is_said_in_words(
+    page: Page, start_server: StartServer, every_task: dict[str, Path]
+) -> None:
+    page.goto(start_server({"labels": every_task["multi_label"]}))
+    page.get_by_label("Text", exact=True).fill("a film")
+    for labels, shown in ((["good", "long"], "good, long"), (["long"], "long"), ([], "none")):
+        answer = {"labels": labels, "scores": {"good": 0.5, "long": 0.5}, "exit_layer": 1, "tokens_kept": 1, "macs": 1}
+        rest = {"budget": {"mac_share": 1.0}, "queue_ms": 0.1, "run_ms": 0.1}
+        content = {"model": "labels", "predictions": [{**answer, **rest}]}
+        page.route("**/v1/predict", lambda route, _, content=content: route.fulfill(json=content))
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator("#label")).to_have_text(shown)
+    page.unroute_all()
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator("#label")).to_have_text(re.compile("^(good|long|good, long|none)$"))
+
+
 def test_the_page_requires_a_key_and_shows_errors(page: Page, start_server: StartServer, trained: Path) -> None:
     page.goto(start_server({"films": trained}, AppSettings(api_keys=("secret",))))
     expect(page.get_by_role("alert")).to_contain_text("key")

@@ -26,7 +26,7 @@ from offramp.training import attach as training
 from offramp.utils.progress import progress_listener
 from tests import factories
 
-KINDS = ["classification", "pairs", "regression", "tagging", "question_answering"]
+KINDS = ["classification", "pairs", "multi_label", "regression", "tagging", "question_answering"]
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,7 @@ def test_rows_that_do_not_fit_the_first_ones_get_an_error(trained: Path, tmp_pat
     assert rows[-2]["text"] == "bad" and "more" in rows[-1]["error"]
 
 
-@pytest.mark.parametrize("kind", ["tagging", "question_answering", "regression", "pairs"])
+@pytest.mark.parametrize("kind", ["tagging", "question_answering", "regression", "pairs", "multi_label"])
 def test_every_task_has_its_answer_as_text(every_task: dict[str, Path], tmp_path: Path, kind: str) -> None:
     source = every_task[kind].parent / "dev.jsonl"
     answer(every_task[kind], source, tmp_path / "out", "jsonl")

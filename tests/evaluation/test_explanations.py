@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from offramp.inference.predictor import Predictor
 from offramp.training.schedule import Schedule
 from tests.factories import KINDS, labelled_rows, run_folder
 
-TEXTS = {"classification": ["a good film"], "pairs": ["the man", "a good man"], "regression": ["a good film"],
+TEXTS = {"classification": ["a good film"], "pairs": ["the man", "a good man"],
+         "multi_label": ["a good film"], "regression": ["a good film"],
          "tagging": ["the man is good"], "question_answering": ["who is in it ?", "the man lives in paris ."],
          "masked_lm": ["a film"]}  # fmt: skip
 
@@ -39,9 +41,18 @@ def test_last_step_equals_the_prediction(every_task: dict[str, Path], kind: str)
     assert len(explanation.tokens) == len(explanation.words) == len(chosen.steps[0].token_states)
     predictor = Predictor.load(every_task[kind], "torch")
     texts = TEXTS[kind][0].split() if kind == "tagging" else TEXTS[kind]
-    single = kind in ("classification", "regression", "masked_lm")
+    single = kind in ("classification", "multi_label", "regression", "masked_lm")
     (prediction,) = predictor.predict([texts[0] if single else texts], budget=1.0)
     assert {key: prediction[key] for key in chosen.prediction} == chosen.prediction
+
+
+@pytest.mark.parametrize(("labels", "shown"), [(["good", "long"], "good, long"), ([], "none")])
+def test_several_labels_are_printed(every_task: dict[str, Path], labels: list[str], shown: str) -> None:
+    explanation, chosen = explained(every_task["multi_label"], "multi_label")
+    passes = [replace(chosen, prediction={**chosen.prediction, "labels": labels})]
+    printed = io.StringIO()
+    print_explanation(replace(explanation, passes=passes, chosen=0), Console(file=printed, width=200))
+    assert f"{shown}: left after layer 3" in printed.getvalue()
 
 
 def test_tokens_of_a_span_are_marked(every_task: dict[str, Path]) -> None:

@@ -20,8 +20,8 @@ from tests.factories import KINDS, labelled_rows
 FIELDS = {"method", "settings", "model", "data", "split", "rows", "seed", "metrics", "macs", "mean_exit_layer",
           "exit_histogram", "mean_tokens_kept", "seconds", "engine", "precision", "batch_size", "hardware", "command",
           "version", "date"}  # fmt: skip
-METRICS = {"classification": "accuracy", "pairs": "f1", "regression": "pearson", "tagging": "entity_f1",
-           "question_answering": "span_f1", "masked_lm": "perplexity"}  # fmt: skip
+METRICS = {"classification": "accuracy", "pairs": "f1", "multi_label": "micro_f1", "regression": "pearson",
+           "tagging": "entity_f1", "question_answering": "span_f1", "masked_lm": "perplexity"}  # fmt: skip
 
 
 def cell(run: Path, kind: str, budget: float | None = None, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:

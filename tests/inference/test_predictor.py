@@ -27,8 +27,8 @@ from offramp.inference.predictor import CHUNK, Predictor
 from offramp.utils.hardware import hardware
 from tests import factories
 
-ANSWER_FIELDS = {"classification": "label", "pairs": "label", "regression": "value", "tagging": "tags",
-           "question_answering": "answer", "masked_lm": "text"}  # fmt: skip
+ANSWER_FIELDS = {"classification": "label", "pairs": "label", "multi_label": "labels",
+           "regression": "value", "tagging": "tags", "question_answering": "answer", "masked_lm": "text"}  # fmt: skip
 COST_FIELDS = {"exit_layer", "tokens_kept", "macs"}
 
 

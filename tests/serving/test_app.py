@@ -100,6 +100,7 @@ def test_native_predictions_are_those_of_the_predictor(address: str, every_task:
     [
         ("pairs", [["a film", "a good film"]], "label"),
         ("pairs", [{"text": "a film", "text_pair": "a bad film"}], "label"),
+        ("multi_label", ["a good film"], "labels"),
         ("regression", ["a good film"], "value"),
         ("tagging", ["a good film", ["a", "bad", "film"]], "tags"),
         ("question_answering", [{"question": "who ?", "context": "a man lives in paris ."}], "answer"),
@@ -191,6 +192,42 @@ def test_open_inference_in_json(address: str) -> None:
     assert json.loads(outputs["prediction"]["data"][0])["label"] == outputs["label"]["data"][0]
     only = post(address, path, {"inputs": [tensor], "outputs": [{"name": "exit_layer"}]}).json()
     assert [one["name"] for one in only["outputs"]] == ["exit_layer"]
+
+
+@pytest.mark.parametrize("kind", factories.KINDS)
+def test_open_inference_gives_the_outputs_that_it_announces(address: str, every_task: Any, kind: str) -> None:
+    metadata = httpx.get(f"{address}/v2/models/{kind}").json()
+    texts = {"context": "a man lives in paris .", "question": "who ?"}
+    inputs = [
+        {"name": one["name"], "shape": [1], "datatype": "BYTES", "data": [texts.get(one["name"], "a good film")]}
+        for one in metadata["inputs"]
+    ]
+    response = post(address, f"/v2/models/{kind}/infer", {"inputs": inputs})
+    assert response.status_code == 200, response.text
+    outputs = response.json()["outputs"]
+    assert [(one["name"], one["datatype"]) for one in outputs] == [
+        (one["name"], one["datatype"]) for one in metadata["outputs"]
+    ]
+    target = Predictor.load(every_task[kind], "torch").task.target
+    assert (target in {one["name"] for one in outputs}) == (kind in ("classification", "pairs", "multi_label"))
+
+
+def test_several_labels_a_text_are_answered_in_every_protocol(address: str, every_task: dict[str, Path]) -> None:
+    texts = [row["text"] for row in factories.labelled_rows("multi_label", 12, seed=9)]
+    wanted = Predictor.load(every_task["multi_label"], "torch").predict(texts, budget=1.0)
+    assert len({len(one["labels"]) for one in wanted}) > 1, "rows with different numbers of labels"
+    native = post(address, "/v1/predict", {"inputs": texts, "model": "multi_label", "budget": 1.0}).json()
+    assert [one["labels"] for one in native["predictions"]] == [one["labels"] for one in wanted]
+    tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+    infer = {"inputs": [tensor], "parameters": {"budget": 1.0}}
+    outputs = {one["name"]: one for one in post(address, "/v2/models/multi_label/infer", infer).json()["outputs"]}
+    assert [json.loads(one) for one in outputs["labels"]["data"]] == [one["labels"] for one in wanted]
+    assert outputs["labels"]["shape"] == [12] and outputs["scores"]["shape"] == [12, 2] and "label" not in outputs
+    scores = {"good": wanted[0]["scores"]["good"], "long": wanted[0]["scores"]["long"]}
+    classified = post(address, "/classify", {"model": "multi_label", "input": texts[0], "budget": 1.0}).json()["data"]
+    assert classified[0]["probs"] == pytest.approx(list(scores.values()), abs=1e-4)
+    pipeline = post(address, "/models/multi_label", {"inputs": texts[0], "budget": 1.0}).json()[0]
+    assert {one["label"]: one["score"] for one in pipeline} == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(

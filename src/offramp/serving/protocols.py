@@ -492,9 +492,9 @@ def output_tensors(service: Service) -> list[dict[str, Any]]:
     """Return names, types and shapes of the outputs of a run."""
     fixed = [("exit_layer", "FP32"), ("tokens_kept", "FP32"), ("macs", "INT64"), ("prediction", "BYTES")]
     outputs = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in fixed]
-    if service.task.pipeline == "text-classification" and service.task.outputs > 1:
+    if getattr(service.task, "labels", ()):
         scores = {"name": "scores", "datatype": "FP32", "shape": [-1, service.task.outputs]}
-        return [{"name": "label", "datatype": "BYTES", "shape": [-1]}, scores, *outputs]
+        return [{"name": service.task.target, "datatype": "BYTES", "shape": [-1]}, scores, *outputs]
     return outputs
 
 
@@ -584,6 +584,8 @@ def _output_value(name: str, prediction: Mapping[str, Any], work: Work) -> Any:
         return list(prediction["scores"].values())
     if name == "label":
         return str(prediction["label"])
+    if name == "labels":  # any number: one JSON text a row
+        return json.dumps(prediction["labels"], ensure_ascii=False)
     if name == "prediction":
         full = {**{key: _named(value) for key, value in prediction.items()}, **spent(work)}
         return json.dumps(full, ensure_ascii=False, default=lambda value: value.item())

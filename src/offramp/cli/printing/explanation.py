@@ -101,11 +101,12 @@ def _outcome(explanation: Explanation, explained: ExplainedPass) -> str:
     left = sum(state == GONE for state in explained.steps[-1].token_states)
     gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and explained.pieces is None else ""
     spent = f"{explained.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
-    answer = (
-        _answer_lines(explained.prediction)[0]
-        if "label" not in explained.prediction
-        else str(explained.prediction["label"])
-    )
+    if "label" in explained.prediction:
+        answer = str(explained.prediction["label"])
+    elif "labels" in explained.prediction:
+        answer = ", ".join(explained.prediction["labels"]) or "none"
+    else:
+        answer = _answer_lines(explained.prediction)[0]
     if "tags" in explained.prediction:
         pairs = zip(
             explanation.inputs["tokens"], explained.prediction["tags"], strict=False

@@ -61,7 +61,7 @@ function draw(index) {
     return row;
   }));
   const final = pass.prediction;
-  const answer = final.label !== undefined ? final.label
+  const answer = final.label !== undefined ? final.label : final.labels ? final.labels.join(", ") || "none"
     : short(final.answer === "" ? "no answer" : final.answer ?? final.value ?? final.text ?? (final.tags || []).join(" "));
   const gone = pass.steps.length ? pass.steps[pass.steps.length - 1].token_states.filter((t) => t === "gone").length : 0;
   find("final").textContent = `${answer}: exit after layer ${Number(pass.exit_layer.toFixed(2))} of ${data.depth}` +
