@@ -156,6 +156,29 @@ def test_answers_for_tokens_are_learned_and_cost_less(kind: str, base: str, tmp_
     assert sum(one["macs"] for one in cheap) < 0.7 * sum(one["macs"] for one in full)
 
 
+def test_points_of_a_tagger_are_found_on_the_words_that_predict_reads(
+    every_task: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = [f"Scotland's well-known {row['tokens'][0]}, didn't {' '.join(row['tokens'])} — São Paulo?"
+                 for row in factories.labelled_rows("tagging", 120, seed=7)]  # fmt: skip
+    path = factories.write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in sentences])
+    recorded: list[Data] = []
+
+    def record(network: Any, method: Any, data: Data, real: Any = command.record_unlabelled) -> Any:
+        recorded.append(data)
+        return real(network, method, data)
+
+    monkeypatch.setattr(command, "record_unlabelled", record)
+    run = offramp.attach(every_task["tagging"], path, tmp_path / "run", exits="1")
+    model = offramp.load(run.folder)
+    assert len(recorded) == 2
+    for data in recorded:
+        read = model.prepare([{"text": row["text"]} for row in data.rows])
+        assert [(one.ids, one.words) for one in data.encoded] == [(one.ids, one.words) for one in read]
+        words = [one["tokens"] for one in model.predict([row["text"] for row in data.rows], budget=1.0)]
+        assert all(one[:2] == ["Scotland's", "well-known"] and "didn't" in one for one in words)
+
+
 def test_exits_of_a_model_of_numbers_are_chosen(every_task: dict[str, Path], tmp_path: Path) -> None:
     run = offramp.attach(every_task["regression"], texts(tmp_path, "regression"), tmp_path / "run")
     assert 1 <= len(run.summary["exits"]) <= 4 and "value" in offramp.load(run.folder).predict(["a good film"])[0]

@@ -55,6 +55,14 @@ def test_several_labels_are_printed(every_task: dict[str, Path], labels: list[st
     assert f"{shown}: left after layer 3" in printed.getvalue()
 
 
+def test_a_sentence_is_split_as_predict_splits_it(every_task: dict[str, Path]) -> None:
+    predictor, text = Predictor.load(every_task["tagging"], "torch"), "Anne-Marie didn't call, or did she?"
+    explanation = explain_input(predictor, "run", [text], predictor.settings(1.0))
+    (prediction,) = predictor.predict([text], budget=1.0)
+    assert explanation.inputs["tokens"] == prediction["tokens"]
+    assert explanation.passes[explanation.chosen].prediction["tags"] == prediction["tags"]
+
+
 def test_tokens_of_a_span_are_marked(every_task: dict[str, Path]) -> None:
     explanation, chosen = explained(every_task["question_answering"], "question_answering")
     marked, answer = chosen.steps[-1].answer_tokens, chosen.prediction["answer"]

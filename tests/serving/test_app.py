@@ -25,6 +25,11 @@ from tests import factories
 from tests.serving.conftest import StartServer
 
 TEXTS = [row["text"] for row in factories.labelled_rows(count=6, seed=9)]
+SENTENCES = [
+    "Scotland's Anne-Marie didn't call; who saw it?",
+    "the well-known man (a rock ’n’ roll woman) lives in São Paulo, or not!",
+    'EU rejects\n  "films" — 東京 and Zoë’s café …',
+]
 
 
 def post(address: str, path: str, content: Any, **headers: str) -> httpx.Response:
@@ -113,6 +118,51 @@ def test_native_serves_every_task(address: str, model: str, inputs: list[Any], f
     assert response.status_code == 200, response.text
     assert len(response.json()["predictions"]) == len(inputs)
     assert all(field in one and "macs" in one for one in response.json()["predictions"])
+
+
+def biased_tagger(run: Path, folder: Path, tag: int) -> Path:
+    """Copy a tagger whose full model gives one tag to every word."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("points.json"))  # they belong to other weights
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.bias"][tag] += 100.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "form", [lambda text: text, lambda text: {"text": text}, lambda text: text.split()], ids=["raw", "named", "words"]
+)
+def test_sentences_are_tagged_as_by_the_predictor(
+    start_server: StartServer, every_task: dict[str, Path], tmp_path: Path, form: Any
+) -> None:
+    run = biased_tagger(every_task["tagging"], tmp_path / "run", 1)
+    inputs = [form(text) for text in SENTENCES]
+    answer = post(start_server({"tagger": run}), "/v1/predict", {"inputs": inputs}).json()
+    wanted = Predictor.load(run, "torch").predict(inputs)
+    for got, one, text in zip(answer["predictions"], wanted, SENTENCES, strict=True):
+        assert set(got) == {*one, "budget", "queue_ms", "run_ms"}
+        for name in set(one) - {"entities"}:
+            assert got[name] == one[name], name
+        for ours, theirs in zip(got["entities"], one["entities"], strict=True):
+            assert ours == {**theirs, "score": pytest.approx(theirs["score"], abs=1e-5)}
+        if isinstance(inputs[0], list):
+            assert "tokens" not in got
+            continue
+        assert got["tokens"] == [entity["text"] for entity in got["entities"]], "every word is an entity here"
+        assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in got["entities"])
+        assert text.replace(" ", "").replace("\n", "") == "".join(got["tokens"])
+
+
+def test_a_pipeline_names_the_words_of_the_text_that_was_sent(
+    start_server: StartServer, every_task: dict[str, Path], tmp_path: Path
+) -> None:
+    run = biased_tagger(every_task["tagging"], tmp_path / "run", 1)
+    words = [one["tokens"] for one in Predictor.load(run, "torch").predict(SENTENCES)]
+    address = start_server({"tagger": run})
+    for text, expected in zip(SENTENCES, words, strict=True):
+        found = post(address, "/", {"inputs": text, "parameters": {"aggregation_strategy": "none"}}).json()
+        assert [one["word"] for one in found] == expected
+        assert [text[one["start"] : one["end"]] for one in found] == expected
 
 
 def test_rows_with_different_budgets_are_served_at_the_same_time(address: str, every_task: dict[str, Path]) -> None:

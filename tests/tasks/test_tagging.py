@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offramp.errors import OfframpError
-from offramp.tasks.tagging import TaggingTask, entities, entity_f1
+from offramp.tasks.tagging import TaggingTask, entities, entity_f1, sentence_of_row, words_of_row
 from tests.factories import bytelevel_tokenizer, encode, wordpiece_tokenizer
 
 ROWS = [
@@ -141,6 +141,19 @@ def test_entities_have_characters_and_scores() -> None:
     assert (entity["type"], entity["text"], entity["start"], entity["end"]) == ("X", "Anna-Lena Berg", 0, 14)
     certain, less = np.exp(9) / (np.exp(9) + 2), np.e / (np.e + 2)
     assert entity["score"] == pytest.approx((certain + less) / 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"text": "Scotland's Anne-Marie didn't call."}, ["Scotland's", "Anne-Marie", "didn't", "call", "."]),
+        ({"tokens": "São Paulo’s «café» –\t東京"}, ["São", "Paulo’s", "«", "café", "»", "–", "東京"]),
+        ({"tokens": ["Anne-Marie", "did", "n't"], "text": "ignored"}, ["Anne-Marie", "did", "n't"]),
+    ],
+)
+def test_words_stand_at_their_places_in_the_sentence(row: dict[str, Any], words: list[str]) -> None:
+    text, spans = sentence_of_row(row)
+    assert [text[start:end] for start, end in spans] == words == list(words_of_row(row))
 
 
 def test_entities_of_given_words_count_characters_of_the_joined_sentence() -> None:

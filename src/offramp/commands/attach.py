@@ -267,7 +267,7 @@ def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
         columns_found = ", ".join(rows[0])
         raise OfframpError(f"the columns {' and '.join(columns)}", f"{source} with {columns_found}", "see --pair")
     if columns == ("tokens",):
-        rows = [row if "tokens" in row else {**row, "tokens": str(row.get("text", "")).split()} for row in rows]
+        rows = [row if "tokens" in row else {**row, "tokens": row.get("text")} for row in rows]  # raw: the task splits
     kept: list[Row] = [row for row in rows if all(_filled(row.get(column)) for column in columns)]
     if len(kept) < FEWEST:
         given = f"{len(kept)} usable rows in {source} (columns {' and '.join(columns)})"

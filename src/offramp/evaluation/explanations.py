@@ -20,6 +20,7 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.network import Network
+from offramp.tasks.tagging import words_of_row
 
 LIVE, IDLE, GONE = "live", "idle", "gone"
 
@@ -149,8 +150,8 @@ def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:
         raise OfframpError(f"{' and '.join(columns)} to explain", given, "give one text for each, in order")
     if not all(text.strip() for text in inputs):
         raise OfframpError("a text to explain", "an empty one", 'write it in quotes: offramp explain RUN "a good film"')
-    split = predictor.task.name == "tagging"  # its rows hold words, not a text
-    return {name: text.split() if split else text for name, text in zip(columns, inputs, strict=True)}
+    row = dict(zip(columns, inputs, strict=True))
+    return {"tokens": words_of_row(row)} if predictor.task.name == "tagging" else row  # shown word by word
 
 
 def _explain_encoder(

@@ -210,8 +210,7 @@ class Server:
         options = _options_in_time(call.options, request.scope.get(ELAPSED, 0.0))
         loop = asyncio.get_running_loop()
         before = time.perf_counter()
-        characters = sum(len(text) for row in call.rows for text in row.values() if isinstance(text, str))
-        if characters > LONG_TEXTS:
+        if sum(_characters(row) for row in call.rows) > LONG_TEXTS:
             encoded = await loop.run_in_executor(self._long_texts, call.service.prepare_long, call.rows)
         else:
             encoded = call.service.prepare(call.rows)
@@ -326,6 +325,11 @@ async def client_gone(request: Request) -> None:
         pass
 
 
+def _characters(row: Mapping[str, Any]) -> int:
+    """Return the characters of an input: of its texts, and of its words where it has a list of them."""
+    return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in row.values())
+
+
 def _times(works: Sequence[Work], started: float, tokenisation: float) -> dict[str, str]:
     """Return TEI's headers (milliseconds), and what the answers cost."""
     answered = [work for work in works if work.prediction is not None]
@@ -336,7 +340,7 @@ def _times(works: Sequence[Work], started: float, tokenisation: float) -> dict[s
         "x-queue-time": f"{1000 * max((work.queue_seconds for work in works), default=0.0):.0f}",
         "x-inference-time": f"{1000 * max((work.run_seconds for work in works), default=0.0):.0f}",
         "x-compute-tokens": str(sum(work.tokens for work in works)),
-        "x-compute-characters": str(sum(len(t) for work in works for t in work.row.values() if isinstance(t, str))),
+        "x-compute-characters": str(sum(_characters(work.row) for work in works)),
     }
     if answered:
         layers = [float(work.prediction["exit_layer"]) for work in answered if work.prediction]

@@ -11,9 +11,7 @@ A protocol parses a body into a `Call` and renders the finished work; it knows n
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +36,8 @@ from offramp.serving.http import (
     validate,
 )
 from offramp.serving.service import RequestOptions, Service, Work
-from offramp.tasks.tagging import marks_entity
+from offramp.tasks.tagging import marks_entity, sentence_of_row
 
-WORDS = re.compile(r"\w+|[^\w\s]")
 Find = Callable[[str | None], Service]
 Rows = list[dict[str, Any]]
 
@@ -76,19 +73,14 @@ def row_of(service: Service, item: Any, limits: HTTPLimits) -> dict[str, Any]:
 
 
 def _words_row(item: Any, limits: HTTPLimits) -> dict[str, Any]:
-    """Return a sentence as words with their places; a list is taken as words already."""
+    """Return words, or a raw sentence as it is: the task splits it, and answers with places in it."""
     if isinstance(item, Mapping):
-        item = item.get("tokens", item.get("text"))
-    if isinstance(item, list):
-        words = [check_text(word, limits) for word in item]
-        if not words:
-            raise Problem(400, "Empty", "an input has no words", "send words or a text")
-        text = " ".join(words)
-        starts = [0, *itertools.accumulate(len(word) + 1 for word in words[:-1])]
-        return {"tokens": words, "text": text, "spans": [(s, s + len(w)) for s, w in zip(starts, words, strict=True)]}
-    text = check_text(item, limits)
-    found = list(WORDS.finditer(text))
-    return {"tokens": [one.group() for one in found], "text": text, "spans": [one.span() for one in found]}
+        item = item["tokens"] if item.get("tokens") is not None else item.get("text")
+    if not isinstance(item, list):
+        return {"tokens": check_text(item, limits)}
+    if not item:
+        raise Problem(400, "Empty", "an input has no words", "send words or a text")
+    return {"tokens": [check_text(word, limits) for word in item]}
 
 
 def rows_of(service: Service, items: Sequence[Any], limits: HTTPLimits) -> Rows:
@@ -230,12 +222,13 @@ def entities_of(work: Work, row: Mapping[str, Any], parameters: PipelineParamete
     prediction, logits = prediction_of(work), work.logits[0].astype(np.float64)
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     best = (exponentials.max(axis=1) / exponentials.sum(axis=1)).tolist()
-    scores = [0.0] * len(row["tokens"])
+    text, spans = sentence_of_row(row)
+    scores = [0.0] * len(spans)
     for place, word in reversed(list(enumerate(work.encoded[0].words))):
         if word >= 0:
             scores[word] = best[place]  # the first token of a word comes last here, and its score stays
-    words = list(zip(prediction["tags"], scores, row["spans"], strict=True))
-    ignored, text = parameters.ignore_labels if parameters.ignore_labels is not None else ["O"], row["text"]
+    words = list(zip(prediction["tags"], scores, spans, strict=True))
+    ignored = parameters.ignore_labels if parameters.ignore_labels is not None else ["O"]
     if parameters.aggregation_strategy == "none":
         return [
             {"entity": tag, "score": score, "index": i, "word": text[a:b], "start": a, "end": b, **spent(work)}

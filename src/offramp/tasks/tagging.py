@@ -158,7 +158,7 @@ class TaggingTask(Task):
             if raw is not None:
                 prediction["tokens"] = list(words)
             if self.metric == "entity_f1":
-                text, spans = _spans(words) if raw is None else (raw, [found.span() for found in WORD.finditer(raw)])
+                text, spans = sentence_of_row(row)
                 prediction["entities"] = _scored_entities(prediction["tags"], text, spans, item, scores)
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
@@ -182,11 +182,28 @@ class TaggingTask(Task):
         return {tag: index for index, tag in enumerate(self.tags)}
 
 
+def sentence_of_row(row: Row) -> tuple[str, list[tuple[int, int]]]:
+    """Return the sentence of a row, and the first and last character of each of its words.
+
+    This is where a raw sentence is split, whoever asks. Words that were given as a list are joined by spaces.
+    """
+    raw = _raw_text(row)
+    if raw is not None:
+        return raw, [found.span() for found in WORD.finditer(raw)]
+    spans, start = [], 0
+    for word in row["tokens"]:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(row["tokens"]), spans
+
+
 def words_of_row(row: Row) -> Sequence[str]:
     """Return the words of a row: its tokens, or those of its raw sentence."""
-    raw = _raw_text(row)
-    words: Sequence[str] = row["tokens"] if raw is None else WORD.findall(raw)
-    return words
+    if _raw_text(row) is None:
+        words: Sequence[str] = row["tokens"]
+        return words
+    text, spans = sentence_of_row(row)
+    return [text[start:end] for start, end in spans]
 
 
 def _raw_text(row: Row) -> str | None:
@@ -195,15 +212,6 @@ def _raw_text(row: Row) -> str | None:
     if given is None:
         given = row.get("text")
     return given if isinstance(given, str) else None
-
-
-def _spans(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return words joined by spaces, and the first and last character of each."""
-    spans, start = [], 0
-    for word in words:
-        spans.append((start, start + len(word)))
-        start += len(word) + 1
-    return " ".join(words), spans
 
 
 def _scored_entities(
