@@ -55,10 +55,10 @@ def test_it_moves_at_most_three_times_a_second_under_a_constant_load() -> None:
 
 def test_a_closed_gear_is_never_used_again_and_raises_the_normal_gear() -> None:
     one: Governor[float] = Governor(SPEEDS, normal=1)
-    assert one.tighten(4.0)
+    assert one.tighten(2)
     assert one.gear == 2.0 and one.normal == 2
     one.update(0.0, 10.0)
     assert one.gear == 2.0
-    assert one.tighten(2.0) and one.gear == 1.0
-    assert not one.tighten(1.0), "the full model cannot be closed"
-    assert not one.tighten(4.0), "closed before"
+    assert one.tighten(3) and one.gear == 1.0
+    assert not one.tighten(4) and one.gear == 1.0, "the full model cannot be closed"
+    assert not one.tighten(2), "closed before"

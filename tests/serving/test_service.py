@@ -13,8 +13,9 @@ import pytest
 
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
-from offramp.inference.operating_points import RiskGuarantee
+from offramp.inference.operating_points import DisagreementPoint, OperatingPoint, RiskGuarantee
 from offramp.inference.predictor import Predictor
+from offramp.serving.gears import Gear
 from offramp.serving.scheduler import Refusal
 from offramp.serving.service import RequestOptions, Service, ServiceSettings, Work, check_service_settings
 from tests import factories
@@ -85,16 +86,82 @@ def test_early_answers_are_checked_at_full_depth(service: Service) -> None:
     assert sum(status["exits"]) == 6 * len(TEXTS)
 
 
-def test_a_disagreement_above_the_limit_closes_the_gear(predictor: Predictor) -> None:
+SHARES = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the points of `several_points`: of the full compute
+
+
+@pytest.fixture
+def several_points(predictor: Predictor) -> Predictor:
+    """The same run with points at known shares: thresholds from 0.45 to 0, a risk and a disagreement."""
     assert predictor.points is not None
-    service = Service("tiny", predictor, ServiceSettings(Budget.share(0.5), slo=5.0, max_disagreement=0.01))
-    gear = service.governor.gear
+    points = tuple(
+        OperatingPoint({"threshold": round((1.0 - share) / 2, 2)}, share, 0.9 + share / 10, 3 * share)
+        for share in SHARES
+    )
+    risk = RiskGuarantee(0.05, 0.95, {"threshold": 0.33}, 100, 0.01, 0.35, "torch", "fp32")
+    limited = DisagreementPoint(0.02, {"threshold": 0.12}, 0.75, 0.01, 100)
+    own = replace(
+        predictor.points, points=points, guarantees=(risk,), disagreements=(limited,), bounds=None, trusted=True
+    )
+    return Predictor(predictor.model, own, "torch")
+
+
+def raise_alarm(service: Service, gear: Gear) -> None:
+    """Let audits find that every answer of a gear differs from the full model's."""
     answer = Work({}, lambda work: None, prediction={"label": "good"}, gear=gear)
     audit = Work({}, lambda work: None, prediction={"label": "bad"}, kind="answered", audits=answer)
     for _ in range(20):
         service.audited(audit)
+
+
+def share_of(service: Service, budget: Budget) -> float | None:
+    gear = service.gear_for(budget)
+    assert gear is not None
+    return gear.mac_share
+
+
+def test_a_disagreement_above_the_limit_closes_the_gear(several_points: Predictor) -> None:
+    service = Service("tiny", several_points, ServiceSettings(Budget.share(0.4), slo=5.0, max_disagreement=0.01))
+    gear = service.governor.gear
+    assert [one.mac_share for one in service.ladder] == [0.4, 0.7, 1.0]
+    raise_alarm(service, gear)
     assert service.alarm_count == 1 and service.alarms[0]["tightened"]
-    assert service.governor.gear is not gear and service.workers[0].scheduler.gear is service.governor.gear
+    assert service.governor.gear.mac_share == 0.7 and service.workers[0].scheduler.gear is service.governor.gear
+    budgets = [Budget.share(0.4), Budget.share(0.01), Budget.loss(0.06), Budget.loss(0.5), Budget.risk(0.05)]
+    assert [share_of(service, budget) for budget in budgets] == [0.7] * 5, "closed, and the cheaper ones with it"
+    unchanged = [Budget.share(0.7), Budget.loss(0.03), Budget.disagreement(0.02), Budget.share(1.0)]
+    assert [share_of(service, budget) for budget in unchanged] == [0.7, 0.7, 0.75, 1.0]
+
+
+def test_an_alarm_of_a_setting_that_requests_chose_closes_it_as_well(several_points: Predictor) -> None:
+    service = Service("tiny", several_points, ServiceSettings(Budget.share(0.4), slo=5.0, max_disagreement=0.01))
+    cheap, risky = service.gear_for(Budget.share(0.2)), service.gear_for(Budget.risk(0.05))
+    assert cheap is not None and risky is not None and cheap not in service.ladder and risky not in service.ladder
+    raise_alarm(service, cheap)
+    assert service.alarms[0]["tightened"] and service.governor.gear.mac_share == 0.4
+    assert share_of(service, Budget.share(0.2)) == share_of(service, Budget.share(0.1)) == 0.4
+    assert service.gear_for(Budget.risk(0.05)) is risky
+    raise_alarm(service, risky)
+    assert share_of(service, Budget.risk(0.05)) == 0.4
+    costly = service.gear_for(Budget.disagreement(0.02))
+    assert costly is not None
+    raise_alarm(service, costly)
+    assert service.governor.gear is service.gears.full, "0.75 is closed, and 0.4 and 0.7 with it"
+    for budget in (Budget.share(0.2), Budget.loss(0.5), Budget.risk(0.05), Budget.disagreement(0.02)):
+        assert service.gear_for(budget) is service.gears.full
+    raise_alarm(service, service.gears.full)
+    assert service.gear_for(Budget.share(1.0)) is service.gears.full
+    assert [event["tightened"] for event in service.alarms] == [True, True, True, False]
+
+
+def test_a_closed_setting_stays_closed_under_load(several_points: Predictor) -> None:
+    settings = ServiceSettings(Budget.share(0.7), slo=5.0, min_budget=0.1, max_disagreement=0.01)
+    service = Service("tiny", several_points, settings)
+    cheapest = service.gears.for_budget(Budget.share(0.2))
+    raise_alarm(service, cheapest)
+    service.governor.update(0.0, 100.0)
+    assert service.governor.gear.mac_share == 0.4
+    assert service.gear_for(Budget.share(0.2)) is service.gears.for_budget(Budget.share(0.4))
+    assert service.gear_for(Budget.share(0.7)) is None, "the governor's, which is cheaper and open"
 
 
 def test_a_share_bends_under_load_and_a_promise_does_not(predictor: Predictor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -12,12 +12,13 @@ from offramp.core.policy import NOTHING, Needs, Policy, PolicyWrapper
 from offramp.core.rules import ExitRule
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
-from offramp.inference.operating_points import OperatingPoint
+from offramp.inference.operating_points import DisagreementPoint, LatencyPoint, OperatingPoint, RiskGuarantee
 from offramp.inference.predictor import Predictor
 
 ROW_SETTINGS = {"threshold", "thresholds", "temperatures", "patience"}  # settings that may be columns of rows
 MOST_KEPT = 2000  # budgets and mixtures of gears that are remembered
 MOST_GEARS = 8  # of a governor: enough to be smooth, few enough to return in seconds
+Calibrated: TypeAlias = OperatingPoint | RiskGuarantee | DisagreementPoint | LatencyPoint
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,11 @@ class Gear:
     mac_share: float | None = None  # of the full model's MACs, as calibrated
     loss: float | None = None  # of the metric, as calibrated
     mean_exit_layer: float | None = None
+
+    @property
+    def share(self) -> float:
+        """What this setting costs, as a share of the full compute; all of it where nothing was calibrated."""
+        return 1.0 if self.mac_share is None else self.mac_share
 
     def describe(self) -> dict[str, Any]:
         """Return the fields by which an answer names the gear it was computed in."""
@@ -72,13 +78,16 @@ class GearBox:
         return self.predictor.model.method.settings() if points is None else self._configured(points.full_point)
 
     def gear(self, settings: Any, point: OperatingPoint | None = None) -> Gear:
-        """Return the gear of settings; `point` is the operating point they belong to, if they belong to one."""
+        """Return the gear of settings; `point` is the operating point they belong to, if they belong to one.
+
+        Settings of a proven risk, a disagreement or a latency need not be those of a point; their share is known, too.
+        """
         key = repr(settings)
         if key not in self._gears:
             points, model = self.predictor.points, self.predictor.model
-            if point is None and points is not None:
-                fitting = (one for one in points.points if repr(self._configured(one)) == key)
-                point = next(fitting, None)
+            calibrated = point or self._calibrated(key)
+            if isinstance(calibrated, OperatingPoint):
+                point = calibrated
             policy = model.method.policy(self.predictor.network, settings)
             columns = policy.row_settings() if self.predictor.network.decoder is None else {}
             self._gears[key] = Gear(
@@ -87,7 +96,7 @@ class GearBox:
                 settings,
                 policy,
                 columns,
-                point.mac_share if point else None,
+                calibrated.mac_share if calibrated else None,
                 points.loss_of(point) if point and points else None,
                 point.mean_exit_layer if point else None,
             )
@@ -108,7 +117,22 @@ class GearBox:
             return self._configured(points.points[0])  # the cheapest, without the warning that Python keeps for ever
         return self.predictor.settings_for(budget)
 
-    def _configured(self, point: OperatingPoint) -> Any:
+    def cheapest_above(self, share: float) -> Gear:
+        """Return the gear of the cheapest operating point that costs more than a share; the full one if none does."""
+        points = self.predictor.points
+        costlier = (one for one in points.points if one.mac_share > share) if points is not None else iter(())
+        point = next(costlier, None)
+        return self.full if point is None else self.gear(self._configured(point), point)
+
+    def _calibrated(self, key: str) -> Calibrated | None:
+        """Return what settings were calibrated as; an operating point, if they are one."""
+        points = self.predictor.points
+        if points is None:
+            return None
+        listed: list[Calibrated] = [*points.points, *points.guarantees, *points.disagreements, *points.latencies]
+        return next((one for one in listed if repr(self._configured(one)) == key), None)
+
+    def _configured(self, point: Calibrated) -> Any:
         return (
             self.predictor.settings(given=point.settings) if point.settings else self.predictor.model.method.settings()
         )

@@ -1,7 +1,7 @@
 """The governor: cheaper gears when the queue threatens the latency target, back when it is quiet.
 
-It has no clock: `update` receives the time and the predicted wait. Gears are numbered from the cheapest. A gear whose
-answers were found to differ too often from the full model's is closed, and the cheaper ones with it (`tighten`).
+It has no clock: `update` receives the time and the predicted wait. Gears are numbered from the cheapest. Where answers
+were found to differ too often from the full model's, the cheap gears are closed (`tighten`).
 """
 
 from __future__ import annotations
@@ -63,14 +63,12 @@ class Governor(Generic[G]):
             self.moves += 1
         return self.current != before
 
-    def tighten(self, gear: G) -> bool:
-        """Close a gear and all cheaper ones, because its answers differ too often; False if none is left to close."""
-        if gear not in self.gears:
+    def tighten(self, floor: int) -> bool:
+        """Close all gears before one, but never the last; return whether any of them was open."""
+        floor = min(floor, len(self.gears) - 1)
+        if floor <= self.floor:
             return False
-        number = self.gears.index(gear)
-        if number < self.floor or number + 1 >= len(self.gears):
-            return False
-        self.floor = number + 1
+        self.floor = floor
         self.normal = max(self.normal, self.floor)
         self.current = max(self.current, self.floor)
         return True

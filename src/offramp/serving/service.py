@@ -115,6 +115,7 @@ class Service:
         self.listeners: list[Callable[[Service, list[Work]], None]] = []
         self.alarms: deque[dict[str, Any]] = deque(maxlen=20)
         self.alarm_count = 0
+        self.closed_share = 0.0  # of the full compute: settings that cost no more are closed by an alarm
         self.exits: Counter[int] = Counter()
         self.recent: deque[tuple[float, float, float]] = deque(maxlen=2000)  # finished, seconds, MAC share or NaN
         self._lock = threading.Lock()
@@ -155,15 +156,28 @@ class Service:
         """Return the gear of a request's own budget; None: the governor's.
 
         A share of compute is a maximum: under load the governor's cheaper gear replaces it. A loss, a disagreement and
-        a risk are promises and are kept.
+        a risk are promises and are kept. Where an alarm has closed the gear, it is the next costlier one that is open.
         """
         if budget is None or budget.kind == "default":
             return None
         gear, governor = self.gears.for_budget(budget), self.governor
+        if not self._is_open(gear):
+            gear = self.gears.cheapest_above(self.closed_share)
         pressed = governor.current < governor.normal
         if budget.kind == "share" and pressed and _share(governor.gear) < _share(gear):
             return None
         return gear
+
+    def _is_open(self, gear: Gear) -> bool:
+        return gear is self.gears.full or gear.share > self.closed_share
+
+    def _close(self, gear: Gear) -> bool:
+        """Close a gear and all cheaper ones, also those that only requests choose; False if it was closed before."""
+        if gear is self.gears.full or not self._is_open(gear):
+            return False
+        self.closed_share = gear.share
+        self.governor.tighten(next(number for number, one in enumerate(self.ladder) if self._is_open(one)))
+        return True
 
     def prepare(self, rows: Sequence[Mapping[str, Any]]) -> list[list[Encoded]]:
         """Check and tokenise inputs; return the rows of each. For one thread only: a tokenizer cannot be shared."""
@@ -342,7 +356,7 @@ class Service:
         if watch.add(difference):
             reading = watch.reading()
             with self._lock:
-                tightened = self.governor.tighten(early.gear)
+                tightened = self._close(early.gear)
             self.alarm_count += 1
             event = {
                 "model": self.name,
@@ -423,7 +437,7 @@ def _prepared(predictor: Predictor, rows: Sequence[Mapping[str, Any]]) -> list[l
 
 
 def _share(gear: Gear) -> float:
-    return 1.0 if gear.mac_share is None else round(gear.mac_share, 4)
+    return round(gear.share, 4)
 
 
 def _cost_ms(cost: LinearCost) -> dict[str, float]:
