@@ -197,6 +197,37 @@ def test_a_risk_is_honoured_only_where_it_was_proven(predictor: Predictor) -> No
     assert bounded.governor.normal == 0 and bounded.watch_of(gear).limit == 0.05
 
 
+@pytest.mark.parametrize(
+    ("default", "normal", "limit"),
+    [({"kind": "risk", "value": 0.05}, 0.35, 0.05), ({"kind": "disagreement", "value": 0.02}, 0.75, 0.02)],
+)
+def test_a_default_that_is_a_promise_does_not_bend_under_load_and_is_watched(
+    several_points: Predictor, default: dict[str, Any], normal: float, limit: float
+) -> None:
+    assert several_points.points is not None
+    predictor = Predictor(several_points.model, replace(several_points.points, default=default), "torch")
+    service = Service("tiny", predictor)
+    service.governor.update(0.0, 100.0)
+    assert service.governor.gear.mac_share == normal and service.governor.current == service.governor.normal == 0
+    assert service.watch_of(service.governor.gear).limit == limit
+    loose = Service("tiny", predictor, ServiceSettings(min_budget=0.1, max_disagreement=0.2))
+    loose.governor.update(0.0, 100.0)
+    assert loose.governor.gear.mac_share == 0.1, "the bounds that were given win"
+    assert loose.watch_of(loose.governor.gear).limit == 0.2
+
+
+@pytest.mark.parametrize("default", [None, {"kind": "share", "value": 0.7}])
+def test_a_default_that_promises_no_answers_bends_under_load(
+    several_points: Predictor, default: dict[str, Any] | None
+) -> None:
+    assert several_points.points is not None
+    points = replace(several_points.points, default=default)
+    service = Service("tiny", Predictor(several_points.model, points, "torch"), ServiceSettings(max_loss=0.1))
+    service.governor.update(0.0, 100.0)
+    assert service.governor.current < service.governor.normal
+    assert service.watch_of(service.governor.gear).limit is None
+
+
 def test_any_number_of_budgets_leaves_no_more_than_the_points(predictor: Predictor) -> None:
     service = Service("tiny", predictor)
     assert predictor.points is not None

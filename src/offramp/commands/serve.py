@@ -46,9 +46,11 @@ class ServeOptions:
     risk: float | None = option(None, "instead of a budget: a risk that `calibrate --risk` has proven")
     slo: str = option("50ms", "latency target of accepted requests")
     min_budget: float | None = option(None, "under load, use no point below this share of the compute")
-    max_loss_under_load: float | None = option(None, "under load, use no point that loses more than this (0.01)")
+    max_loss_under_load: float | None = option(
+        None, "under load, use no point that loses more than this (0.01; no cheaper point where a risk is promised)"
+    )
     disagreement_limit: float | None = option(
-        None, "close cheap points when more early answers than this differ from the full model's"
+        None, "close cheap points when more early answers than this (or than promised) differ from the full model's"
     )
     audit: float = option(0.01, "share of early answers that is checked at full depth")
     api_key: str | None = option(None, "keys that clients must send, separated by commas")
@@ -129,9 +131,9 @@ def serve(runs: Sequence[str | Path], options: ServeOptions | None = None) -> No
 
     `budget`, `max_loss`, `max_disagreement` or `risk` choose the operating point of a quiet server. When the queue
     threatens `slo`, cheaper points are used, no cheaper than `min_budget` or `max_loss_under_load` (a loss of 0.01 if
-    neither is given; none if a risk or a disagreement was promised). A share `audit` of early answers is checked at
-    full depth; if more than `disagreement_limit` of them differ, cheap points are closed. A run may be given a name:
-    `NAME=FOLDER`.
+    neither is given; none if a risk or a disagreement is promised, by an option or by the run's own default). A share
+    `audit` of early answers is checked at full depth; if more than `disagreement_limit` of them differ, or more than
+    was promised, cheap points are closed. A run may be given a name: `NAME=FOLDER`.
     """
     options = options or ServeOptions()
     if options.cluster is not None:

@@ -95,8 +95,9 @@ class Service:
         self.task, self.depth = predictor.task, predictor.network.depth
         normal = self.gears.for_budget(self.settings.budget)
         bounds = self.settings.min_budget, self.settings.max_loss
+        self.promised_disagreement = _promised_disagreement(self.settings.budget, predictor)
         # a proven or limited disagreement stays as promised unless bounds are given
-        if bounds == (None, None) and self.settings.budget.kind not in ("risk", "disagreement"):
+        if bounds == (None, None) and self.promised_disagreement is None:
             bounds = None, max(DEFAULT_MAX_LOSS, normal.loss or 0.0)
         self.ladder = self.gears.ladder(normal, *bounds)
         target = GovernorSettings(target=self.settings.slo)
@@ -341,8 +342,7 @@ class Service:
         """Return the watch of a gear."""
         if gear.key not in self.watches:
             limit = self.settings.max_disagreement
-            if limit is None and self.settings.budget.kind in ("risk", "disagreement"):
-                limit = self.settings.budget.value
+            limit = self.promised_disagreement if limit is None else limit
             self.watches[gear.key] = Watch(limit, rate=self.settings.audit, idle_rate=self.settings.idle_audit)
         return self.watches[gear.key]
 
@@ -427,6 +427,13 @@ def check_service_settings(settings: ServiceSettings) -> None:
     if settings.max_disagreement is not None and not 0.0 < settings.max_disagreement < 1.0:
         given = f"max_disagreement={settings.max_disagreement}"
         raise OfframpError("a disagreement that raises an alarm", given, "give a number above 0 and below 1, e.g. 0.02")
+
+
+def _promised_disagreement(budget: Budget, predictor: Predictor) -> float | None:
+    """Return how many answers may differ by a budget, or by the run's own default; None if it does not say."""
+    if budget.kind == "default" and predictor.points is not None:
+        budget = predictor.points.default_budget
+    return budget.value if budget.kind in ("risk", "disagreement") else None
 
 
 def _prepared(predictor: Predictor, rows: Sequence[Mapping[str, Any]]) -> list[list[Encoded]]:
