@@ -55,6 +55,11 @@ MISSING = {
     "train, dev": ["--model", "minilm", "--train", "rows.jsonl", "--dev", "gone.jsonl", "--out", "run"],
     "train, init": ["--init", "gone", "--model", "minilm", "--train", "rows.jsonl", "--out", "run"],
     "attach": ["minilm", "--text", "gone.jsonl", "--out", "run"],
+    "attach, model": ["./gone", "--text", "rows.jsonl", "--out", "run"],
+    "serve": ["gone"],
+    "serve, named": ["films=gone"],
+    "compare": ["--data", "gone", "--out", "out"],
+    "compare, model": ["--data", ".", "--models", "minilm,./gone", "--out", "out"],
     "calibrate": [".", "--data", "gone.jsonl"],
     "eval": [".", "--data", "gone.jsonl"],
     "eval, run": ["gone", "--data", "rows.jsonl"],
@@ -62,6 +67,7 @@ MISSING = {
     "bench": [".", "--data", "gone.jsonl"],
     "explain": ["gone", "a film"],
     "info": ["gone"],
+    "info, path": ["/gone/run"],
 }
 
 

@@ -130,7 +130,10 @@ def test_every_option_is_an_environment_variable_too() -> None:
     assert {"runs", *(one.name for one in fields(ServeOptions))} == {one.name for one in options}
 
 
-def test_the_command_line_fills_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_fills_the_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
     given: list[tuple[list[str], ServeOptions]] = []
     command = CommandGroup(name="offramp").get_command(None, "serve")
     monkeypatch.setattr("offramp.cli.serve.serve", lambda runs, options: given.append((runs, options)))

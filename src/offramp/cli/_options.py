@@ -10,7 +10,7 @@ import typer
 
 from offramp.errors import OfframpError
 from offramp.utils.cache_folder import VARIABLE
-from offramp.utils.run_paths import working_folder
+from offramp.utils.run_paths import is_hub_name, working_folder
 
 BUDGET = "share of the full model's compute, above 0 and at most 1; without any budget the run's default"
 Run = Annotated[str, typer.Argument(help="a folder that `offramp train` or `offramp attach` wrote")]
@@ -66,7 +66,23 @@ def comma_numbers(text: str, flag: str) -> tuple[int, ...]:
 
 def check_run(run: str) -> None:
     """Refuse a run folder that does not exist before torch is imported; later: names on the hub, unfinished runs."""
-    may_be_on_the_hub = "/" in run and not Path(run).parent.is_dir()
-    if not may_be_on_the_hub and not Path(run).exists() and not working_folder(Path(run)).exists():
+    if _is_missing(run):
         fix = "give the folder that --out of `offramp train` or `offramp attach` named"
         raise OfframpError(f"the run folder {run!r}", "no such folder", fix)
+
+
+def check_model(model: str) -> None:
+    """Refuse a path of a model that does not exist before torch is imported; names without a slash are on the hub."""
+    if "/" in model and _is_missing(str(Path(model).expanduser())):
+        fix = "give a folder with config.json, or a name on the hub"
+        raise OfframpError(f"the model {model!r}", "no such folder", fix)
+
+
+def check_data_folder(folder: str) -> None:
+    """Refuse a folder of data sets that does not exist before torch is imported."""
+    if _is_missing(folder):
+        raise OfframpError(f"data sets in {folder!r}", "no such folder", "give a folder with NAME/train.jsonl")
+
+
+def _is_missing(folder: str) -> bool:
+    return not is_hub_name(folder) and not Path(folder).exists() and not working_folder(Path(folder)).exists()

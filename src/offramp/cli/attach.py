@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns
+from offramp.cli._options import Columns, check_model
 from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
@@ -40,6 +40,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="replace the run that is in --out")] = False,
 ) -> None:
     """Make a model that is already fine-tuned adaptive: exits that learn its own answers, in one pass, no labels."""
+    check_model(model)
     check_source(text)
     for source in (labels, held_out):
         if source is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import TRAINING_BATCH
+from offramp.cli._options import TRAINING_BATCH, check_data_folder, check_model, comma_list
 from offramp.utils.command_line import command_line
 
 
@@ -33,6 +33,9 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="processors of a cell on the cluster")] = 1,
 ) -> None:
     """Train, calibrate and evaluate every method on every data set under the same rules; then write the report."""
+    check_data_folder(data)
+    for model in comma_list(models):
+        check_model(model)
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import ComparisonDisplay
     from offramp.cli.printing.tables import cells_table, print_comparison

@@ -8,7 +8,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from offramp.commands.serve import ServeOptions, serve
+from offramp.cli._options import check_run
+from offramp.commands.serve import ServeOptions, named_runs, serve
 
 Runs = Annotated[
     list[str], typer.Argument(help="folders that `offramp train` wrote, or NAME=FOLDER", envvar="OFFRAMP_RUNS")
@@ -20,6 +21,8 @@ def command(runs: Runs, **options: Any) -> None:
 
     Every option can be given as an environment variable, too: OFFRAMP_PORT=8080.
     """
+    for folder in named_runs(runs).values():
+        check_run(str(folder))
     serve(runs, ServeOptions(**options))
 
 
