@@ -71,7 +71,7 @@ def test_several_models_can_be_chosen(page: Page, start_server: StartServer, eve
     assert fits(page)
 
 
-def test_several_labels_are_shown_and_none_is_said_in_words(
+def test_several_labels_are_shown_and_none_in_words(
     page: Page, start_server: StartServer, every_task: dict[str, Path]
 ) -> None:
     page.goto(start_server({"labels": every_task["multi_label"]}))
