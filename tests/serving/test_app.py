@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from offramp.inference.predictor import Predictor
 from offramp.serving.app import CROWD, LONG_TEXTS, AppSettings, Crowd, Server
 from offramp.serving.http import HTTPLimits
-from offramp.serving.service import Service, ServiceSettings
+from offramp.serving.metrics import Metrics
+from offramp.serving.service import Service, ServiceSettings, Work
 from tests import factories
 from tests.serving.conftest import StartServer
 
@@ -67,7 +68,23 @@ def test_metrics_count_requests_exits_and_queue(address: str) -> None:
     text = httpx.get(address + "/metrics").text
     assert 'offramp_requests_total{route="/predict",status="200"}' in text
     assert 'offramp_inputs_total{model="classification",outcome="answered"}' in text
-    assert "offramp_exit_layer_0_bucket" in text and 'offramp_gear{model="tagging"}' in text
+    assert 'offramp_exit_layer_bucket{le="3.0",model="classification"}' in text
+    assert 'offramp_gear{model="tagging"}' in text
+
+
+def test_names_of_metrics_do_not_depend_on_the_runs(translation_run: Path, trained: Path) -> None:
+    one, two = (Service(name, Predictor.load(run, "torch")) for name, run in (("a", translation_run), ("b", trained)))
+    assert one.depth == two.depth == 3
+    two.depth = 5
+    alone, together = Metrics([one]), Metrics([one, two])
+    for metrics, services in ((alone, [one]), (together, [one, two])):
+        for service in services:
+            prediction = {"exit_layer": 2, "macs": 1, "tokens_kept": 1.0}
+            metrics.note(service, [Work({}, lambda _: None, prediction=prediction, kind="answered", tokens=1)])
+    samples = [{line.split("{")[0] for line in each.text().decode().splitlines()} for each in (alone, together)]
+    assert samples[0] == samples[1] and "offramp_exit_layer_bucket" in samples[0]
+    assert 'offramp_exit_layer_bucket{le="5.0",model="b"} 1.0' in together.text().decode()
+    assert 'offramp_exit_layer_count{model="a"} 1.0' in together.text().decode()
 
 
 def test_openapi_names_every_protocol(address: str) -> None:

@@ -54,15 +54,13 @@ class Metrics:
             buckets=[number / 10 for number in range(1, 11)],
             **more,
         )
-        self.exits = {
-            service.name: Histogram(
-                "offramp_exit_layer" if len(services) == 1 else f"offramp_exit_layer_{number}",
-                f"layer after which inputs of {service.name} were answered",
-                buckets=list(range(service.depth + 1)),
-                **more,
-            )
-            for number, service in enumerate(services)
-        }
+        self.exits = Histogram(
+            "offramp_exit_layer",
+            "layer after which inputs were answered",
+            ["model"],
+            buckets=list(range(max(service.depth for service in services) + 1)),
+            **more,
+        )
         self.registry.register(_Gauges(services))
         for service in services:
             service.listeners.append(self.note)
@@ -77,7 +75,7 @@ class Metrics:
             return
         self.tokens.labels(name).inc(sum(work.tokens for work, _ in answered))
         self.macs.labels(name).inc(sum(prediction["macs"] for _, prediction in answered))
-        queue, run, exits = self.queue.labels(name), self.run.labels(name), self.exits[name]
+        queue, run, exits = self.queue.labels(name), self.run.labels(name), self.exits.labels(name)
         kept = self.kept.labels(name)
         for work, prediction in answered:
             queue.observe(work.queue_seconds)
