@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import offramp
+from offramp.errors import OfframpError
 from offramp.training import attach as training
+from offramp.utils.cache_folder import VARIABLE, cache_folder
 from tests import factories
 from tests.cli.calls import Call, write_rows
 
@@ -33,6 +35,19 @@ def test_attach_prints_the_split_and_the_points(call: Call, trained: Path, monke
     assert result.code == 0 and all(part in result.err for part in ("120 texts", "30 are held out"))
     assert "disagree" in result.out and Path("run/offramp.json").is_file()
     assert json.loads(Path("run/points.json").read_text())["data"]["rows"] == 30
+
+
+def test_attach_keeps_compiled_graphs_where_the_option_says(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OfframpError("a cache", str(cache_folder()), "none")
+
+    monkeypatch.setenv(VARIABLE, "none")
+    monkeypatch.setattr("offramp.commands.attach.attach", refuse)
+    texts = write_rows("texts.jsonl", [{"text": "a"}])
+    result = call("attach", trained, "--text", texts, "--out", "run", "--cache", tmp_path / "graphs")
+    assert str(tmp_path / "graphs") in result.err.replace("\n", "")
 
 
 def test_predict_eval_and_explain_take_a_disagreement(call: Call, attached: Path) -> None:

@@ -19,8 +19,9 @@ import httpx
 import pytest
 
 from offramp.cli import CommandGroup
-from offramp.commands.serve import ServeOptions, build, check_address, named_runs, parse_size
+from offramp.commands.serve import ServeOptions, build, check_address, load_services, named_runs, parse_size
 from offramp.errors import OfframpError
+from offramp.utils.cache_folder import NOWHERE, VARIABLE
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.5"])
@@ -121,6 +122,16 @@ def test_sigterm_finishes_accepted_requests_and_ends_with_zero(
     events = [line["event"] for line in lines]
     assert events[0] == "starting" and {"request", "draining", "ended"} <= set(events)
     assert not any("secret" in json.dumps(line) for line in lines)
+
+
+def test_compiled_graphs_are_kept_where_the_option_says(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "environment"))
+    wanted = {str(tmp_path / "own"): tmp_path / "own", NOWHERE: None, None: tmp_path / "environment"}
+    for cache, folder in wanted.items():
+        (service,) = load_services({"run": trained}, ServeOptions(engine="torch", cache=cache))
+        assert service.predictor.how.packed_weights == folder
 
 
 def test_every_option_is_an_environment_variable_too() -> None:

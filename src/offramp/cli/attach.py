@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offramp.cli._options import Columns, check_model
+from offramp.cli._options import Cache, Columns, check_model
 from offramp.data.readers import check_source
 from offramp.utils.command_line import key_values
 
@@ -37,6 +37,7 @@ def command(
         str | None, typer.Option(help="texts for the operating points instead of a fifth of --text, new to the model")
     ] = None,
     column: Columns = None,
+    cache: Cache = None,  # used by its callback
     force: Annotated[bool, typer.Option("--force", help="replace the run that is in --out")] = False,
 ) -> None:
     """Make a model that is already fine-tuned adaptive: exits that learn its own answers, in one pass, no labels."""

@@ -12,7 +12,11 @@ from offramp.cli._options import check_run
 from offramp.commands.serve import ServeOptions, named_runs, serve
 
 Runs = Annotated[
-    list[str], typer.Argument(help="folders that `offramp train` wrote, or NAME=FOLDER", envvar="OFFRAMP_RUNS")
+    list[str],
+    typer.Argument(
+        help="folders that `offramp train` or `offramp attach` wrote, names on the hub, or NAME=FOLDER",
+        envvar="OFFRAMP_RUNS",
+    ),
 ]
 
 

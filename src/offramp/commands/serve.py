@@ -39,7 +39,7 @@ class ServeOptions:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on", min=0, max=65535)
     budget: float | None = option(
-        None, "share of the full model's compute when it is quiet; if left out, what loses at most half a point"
+        None, "share of the full model's compute when it is quiet; without any budget the run's default"
     )
     max_loss: float | None = option(None, "instead of a budget: what the metric may lose")
     max_disagreement: float | None = option(None, "instead of a budget: share of answers that may differ")
@@ -63,6 +63,9 @@ class ServeOptions:
     workers: int = option(1, "threads that compute batches", min=1)
     engine: str = option("auto", "how layers are executed: auto, native, openvino or torch")
     precision: str = option("fp32", "precision of the layers: fp32, bf16 or int8 (not torch on a CPU)")
+    cache: str | None = option(
+        None, "where compiled graphs are kept: a folder, or none; if left out, the user's cache folder"
+    )
     drain: str = option("30s", "time to finish open requests after SIGTERM")
     log_level: str = option("info", "debug, info (a line a request), warning or error")
     log_texts: bool = option(False, "write inputs and answers to the log")
@@ -242,7 +245,9 @@ def load_services(folders: Mapping[str, Path], options: ServeOptions) -> list[Se
     settings = options.service_settings()
     precision: Any = options.precision  # checked there
     services = [
-        Service(name, Predictor.load(str(folder), options.engine, precision, options.threads), settings)
+        Service(
+            name, Predictor.load(str(folder), options.engine, precision, options.threads, cache=options.cache), settings
+        )
         for name, folder in folders.items()
     ]
     if all(service.predictor.engine_name != "torch" for service in services):
