@@ -40,7 +40,21 @@ def test_bound_of_zeros_and_ones_is_the_exact_binomial_bound(lost: int) -> None:
     losses = np.zeros((1, 200))
     losses[0, :lost] = 1.0
     found = mean_upper_bounds(losses, np.array([0.9]))[0]
-    assert found == pytest.approx(beta.ppf(0.9, lost + 1, 200 - lost), abs=0.004)
+    assert found == pytest.approx(beta.ppf(0.9, lost + 1, 200 - lost), abs=1e-9)
+
+
+def test_bound_far_out_is_no_smaller_than_the_exact_one() -> None:
+    """A quantile that few of the drawn values lie beyond: enough are drawn."""
+    losses = np.zeros((1, 200))
+    losses[0, :3], losses[0, 3] = 1.0, -1.0
+    rng = np.random.default_rng(5)
+    lost, gained, equal = (
+        rng.standard_gamma(4, 2_000_000),
+        rng.standard_gamma(1, 2_000_000),
+        rng.standard_gamma(196, 2_000_000),
+    )
+    exact = np.quantile((lost - gained) / (lost + gained + equal), 0.999)
+    assert mean_upper_bounds(losses, np.array([0.999]))[0] == pytest.approx(exact, rel=0.02)
 
 
 def test_bound_is_broken_in_at_most_one_case_in_ten() -> None:
@@ -180,11 +194,33 @@ def test_max_loss_is_kept_on_new_rows_in_nine_of_ten_calibrations() -> None:
     assert np.mean(shares) < 0.95, "the full model would keep every promise"
 
 
+def test_searched_thresholds_keep_their_part_of_the_error_where_none_survives() -> None:
+    losses = np.zeros(300)
+    (alone,), (beside,) = (bound_losses([measured(0.5, losses)], 0.9, searched) for searched in (False, True))
+    assert beside.loss_upper is not None and alone.loss_upper is not None and beside.loss_upper > alone.loss_upper
+    assert loss_bounds([beside], 0.9).family_confidence == pytest.approx(0.91)
+
+
+def test_rows_needed_count_shared_errors_and_rows_that_only_find() -> None:
+    """A pair of ten lengths on 680 rows, half of which measure: each family has a tenth of the error."""
+    tried = bound_losses([measured(0.5, np.zeros(340), str(length)) for length in range(10)], 0.9)
+    bounds = loss_bounds(tried, 0.9, 680)
+    assert bounds.family_confidence == pytest.approx(0.99) and bounds.smallest_loss > 0.01
+    assert (bounds.rows_needed(0.01) or 0) > 2 * (LossBounds(0.9, 340).rows_needed(0.01) or 0)
+
+
+def test_a_loss_of_points_without_bounds_is_called_an_estimate() -> None:
+    points = OperatingPoints("agreement", True, {"rows": 9, "name": "x"}, (
+        OperatingPoint({"t": 1}, 0.4, 0.995, 1.0), OperatingPoint({"t": 0}, 1.0, 1.0, 2.0)))  # fmt: skip
+    with pytest.warns(UserWarning, match="an estimate and not proven(.|\n)*other than the full model's"):
+        assert points.choose(Budget.loss(0.01)).mac_share == 0.4
+
+
 def test_calibration_writes_bounds_that_are_read_again(trained: Path, tmp_path: Path) -> None:
     model, rows = Predictor.load(trained), factories.labelled_rows("classification", 60, 5)
     data = Data(rows, model.prepare(rows))
     points = find_operating_points(model.network, model.model.method, data, "rows", "0", loss_confidence=0.8)
-    assert points.bounds == LossBounds(0.8, 60)
+    assert points.bounds == LossBounds(0.8, 60, pytest.approx(0.8), 60)  # type: ignore[arg-type]  # about
     assert all(point.loss_upper is not None for point in points.points) and points.full_point.loss_upper == 0.0
     save_points(tmp_path, points)
     assert load_points(tmp_path).bounds == points.bounds

@@ -527,3 +527,27 @@ def test_a_folder_that_is_read_is_never_replaced(trained: Path, tmp_path: Path, 
     with pytest.raises(OfframpError, match=r"which is read|lies"):
         offramp.attach(sources.pop("model"), sources.pop("text"), own, force=True, exits="1", **sources)  # type: ignore[arg-type]
     assert factories.read_files(own) == before
+
+
+def test_held_out_texts_that_are_among_the_texts_are_left_out(trained: Path, tmp_path: Path) -> None:
+    source = texts(tmp_path, "classification", 200)
+    with pytest.raises(OfframpError, match=r"0 rows of(.|\n)*not among those of --text"):
+        offramp.attach(trained, source, tmp_path / "all", held_out=source, exits="1,2")
+    rows = [
+        {"text": f"{row['text']} {i}"} for i, row in enumerate(factories.labelled_rows("classification", 90, seed=3))
+    ]
+    known = [json.loads(line) for line in Path(source).read_text().splitlines()[:40]]
+    mixed = factories.write_jsonl(tmp_path / "mixed.jsonl", [*known, *rows])
+    with pytest.warns(UserWarning, match=r"40 of 130 rows(.|\n)*left out"):
+        run = offramp.attach(trained, source, tmp_path / "run", held_out=mixed, exits="1,2")
+    assert run.summary["held_out"] == 60
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_texts_of_attach_prove_nothing_again(trained: Path, tmp_path: Path) -> None:
+    """Four fifths of them trained exits or found settings: calibrate leaves those out."""
+    numbered = [{"text": f"{row['text']} {i}"} for i, row in enumerate(factories.labelled_rows("classification", 400))]
+    source = factories.write_jsonl(tmp_path / "texts.jsonl", numbered)
+    run = offramp.attach(trained, source, tmp_path / "run", exits="1,2")
+    again = offramp.calibrate(run.folder, source, force=True)
+    assert {one.rows for one in again.disagreements} == {80 - 80 // 3}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import offramp
+from offramp.data.readers import read_rows
 from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import load_points
@@ -51,6 +52,24 @@ def test_labelled_rows_keep_the_points_for_a_disagreement(run: Path, tmp_path: P
     assert before and after.disagreements == before == load_points(run).disagreements
 
 
+def test_a_risk_is_not_proven_on_training_rows(run: Path, trained: Path) -> None:
+    before = (run / "points.json").read_bytes()
+    with pytest.raises(OfframpError, match="rows the model was trained on"):
+        offramp.calibrate(run, trained.parent / "train.jsonl", risk=0.5, confidence=0.5, force=True)
+    assert (run / "points.json").read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore:rows of")
+def test_texts_that_were_seen_in_training_are_left_out(run: Path, trained: Path, tmp_path: Path) -> None:
+    seen = [{"text": row["text"]} for row in read_rows(str(trained.parent / "train.jsonl"))]
+    new = [{"text": row["text"]} for row in factories.labelled_rows("classification", 120, seed=23)]
+    new = [row for row in new if row not in seen]
+    source = factories.write_jsonl(tmp_path / "mixed.jsonl", [*seen[:30], *new])
+    with pytest.warns(UserWarning, match=f"30 of {30 + len(new)} rows(.|\\n)*left out"):
+        found = offramp.calibrate(run, source)
+    assert {one.rows for one in found.disagreements} == {len(new) - len(new) // 3}
+
+
 @pytest.mark.filterwarnings("ignore:rows of")
 def test_a_risk_is_proven_without_labels(run: Path, tmp_path: Path) -> None:
     found = offramp.calibrate(run, texts(tmp_path), risk=0.05)
@@ -81,7 +100,7 @@ def test_what_needs_labels_is_refused_without(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("ignore:rows of")
 def test_texts_that_were_trained_on_prove_nothing(run: Path, trained: Path, tmp_path: Path) -> None:
-    rows = [{"text": row["text"]} for row in offramp.data.readers.read_rows(str(trained.parent / "train.jsonl"))]
+    rows = [{"text": row["text"]} for row in read_rows(str(trained.parent / "train.jsonl"))]
     source = factories.write_jsonl(tmp_path / "trained-on.jsonl", rows)
     with pytest.warns(UserWarning, match="nothing is proven"):
         found = offramp.calibrate(run, source)

@@ -205,7 +205,10 @@ def find_operating_points(
         tried = [evaluate(one) for one in settings]
         front = pareto_front(tried, evaluate({}), task.higher_is_better)
         found = replace(
-            found, points=stored_points(front), scale=task.scale, bounds=loss_bounds(tried, loss_confidence)
+            found,
+            points=stored_points(front),
+            scale=task.scale,
+            bounds=loss_bounds(tried, loss_confidence, len(data.rows)),
         )
         found = replace(found, warnings=calibration_warnings(network, None, tried, found))
         return keep_useful_points(found, task, data.rows)
@@ -214,7 +217,7 @@ def find_operating_points(
     recording = context.record()
     *explored, full_point = explore_settings(context, recording)
     front = pareto_front(explored, full_point, task.higher_is_better)
-    found = replace(found, points=stored_points(front), bounds=loss_bounds(explored, loss_confidence))
+    found = replace(found, points=stored_points(front), bounds=loss_bounds(explored, loss_confidence, len(data.rows)))
     found = replace(found, warnings=calibration_warnings(network, recording, explored, found))
     return keep_useful_points(found, task, data.rows)
 
@@ -262,7 +265,8 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
         tried += _search_layers(context, space, tried, full_point)
     if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
         tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
-    return [*bound_losses(tried, context.loss_confidence), full_point]
+    searched = has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS
+    return [*bound_losses(tried, context.loss_confidence, searched), full_point]
 
 
 def _search_layers(
@@ -303,15 +307,16 @@ def pair_points_at_lengths(
 ) -> list[MeasuredPoint]:
     """Return a pair's points at one length setting and a few settings of its exits, the full setting of the exits last.
 
-    `full_predictions` are those of the full model. With `split_rows`, thresholds are found on half of the rows and
-    scored on the other half if there are many: for callers that do not score the points again on other rows.
+    `full_predictions` are those of the full model. With `split_rows`, thresholds of every exit are found on half of the
+    rows and scored on the other half, and where rows are few there is one threshold for all: for callers that do not
+    score the points again on other rows.
     """
     pair, exits = context.method, context.exits_at_lengths(lengths)
     assert isinstance(pair, PairMethod)
     recording = exits.record()
-    if has_searchable_thresholds(exits.method):
+    if has_searchable_thresholds(exits.method) and not (split_rows and len(context.data.rows) < FEW_ROWS):
         searched_on = exits, recording
-        if split_rows and len(context.data.rows) >= FEW_ROWS:
+        if split_rows:
             even = exits.even_rows
             searched_on, (exits, recording) = exits.select_rows(even, recording), exits.select_rows(~even, recording)
             full_predictions = [one for one, is_even in zip(full_predictions, even, strict=True) if not is_even]

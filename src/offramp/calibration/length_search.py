@@ -332,8 +332,8 @@ def score_found(
     for done, (gene, points) in enumerate(chosen.items(), start=1):
         scored += _score_again(context, gene, points, full_predictions)
         report(done, len(chosen))
-    bounds = loss_bounds(scored, context.loss_confidence)
     scored = bound_losses(scored, context.loss_confidence)
+    bounds = loss_bounds(scored, context.loss_confidence)
     front = pareto_front(shrink_scores(scored, higher), full_point, higher)[:-1]
     return stored_points((*monotone_scores(front, higher), full_point)), bounds
 

@@ -29,6 +29,7 @@ from offramp.calibration.latency import LatencyRequest, find_latency_point
 from offramp.calibration.replay import ExitRecording
 from offramp.calibration.risk import check_provable, check_task_has_risk, prove_risk_on, rows_needed
 from offramp.data import readers as reading
+from offramp.data.overlap import TrainingMarks, repeated_texts, row_marks, training_marks, write_training_marks
 from offramp.data.tokenization import Encoded, max_tokens
 from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
@@ -212,7 +213,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
         slow = [f"{NO_TIME_SAVED}: they save compute only"] if why.startswith(NO_TIME_SAVED) else []
         scores = _score_labelled(labelled, model, points, default) if labelled and default == published else None
         broken = _broken_promise(scores, default, task)
-        points = replace(points, warnings=(*points.warnings, *short, *slow, *broken))
+        copies = repeated_texts(row_marks(rows, task.input_columns))
+        points = replace(points, warnings=(*points.warnings, *copies, *short, *slow, *broken))
         summary = {
             "task": task.name,
             "texts": len(training),
@@ -229,7 +231,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
             summary["labelled"] = scores
         for warning in points.warnings:
             warnings.warn(warning, stacklevel=2)
-        _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary})
+        seen = training_marks(row_marks([*training, *finding_rows], task.input_columns))
+        _publish(Path(request.out), partial, source, model, points, {**recipe, "summary": summary}, seen)
     if default != published:
         points = _with_latency(request, points, default, held_data)
         if labelled:
@@ -303,11 +306,24 @@ def _split(request: AttachRequest, task: Task, rows: Sequence[Row]) -> tuple[lis
     rng = np.random.default_rng(request.seed)
     shuffled = [rows[i] for i in rng.permutation(len(rows))]
     if request.held_out is not None:
-        own = _read_texts(request, task, request.held_out)
+        own = _unseen(_read_texts(request, task, request.held_out), rows, task, request.held_out)
         own = [own[i] for i in rng.permutation(len(own))]
         return shuffled, own[: len(own) // 3], own[len(own) // 3 :]
     testing, training = shuffled[: len(rows) // HELD_OUT], shuffled[len(rows) // HELD_OUT :]
     return training, [row for i, row in enumerate(training) if is_validation(i, len(training))], testing
+
+
+def _unseen(rows: list[Row], trained: Sequence[Row], task: Task, source: str) -> list[Row]:
+    """Return held-out rows without those that exits are trained on: exits know those too well to be tested on them."""
+    known = set(row_marks(trained, task.input_columns))
+    unseen = [row for row, mark in zip(rows, row_marks(rows, task.input_columns), strict=True) if mark not in known]
+    if len(unseen) < FEWEST:
+        given = f"{len(unseen)} rows of {source} that are not among those of --text"
+        raise OfframpError(f"at least {FEWEST} held-out texts", given, "give others, or leave --held-out out")
+    if len(unseen) < len(rows):
+        why = f"{len(rows) - len(unseen)} of {len(rows)} rows of {source} are among those of --text and are left out"
+        warnings.warn(why, stacklevel=4)
+    return unseen
 
 
 def _check_counts(request: AttachRequest, task: Task, held_out: int) -> None:
@@ -527,7 +543,13 @@ def _recipe(request: AttachRequest, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _publish(
-    out: Path, partial: Path, source: FineTunedModel, model: LoadedRun, points: OperatingPoints, recipe: dict[str, Any]
+    out: Path,
+    partial: Path,
+    source: FineTunedModel,
+    model: LoadedRun,
+    points: OperatingPoints,
+    recipe: dict[str, Any],
+    seen: TrainingMarks,
 ) -> None:
     """Write the finished folder in one step; the model's own files are copied byte for byte."""
     named = replace(model, base_model=Path(source.source).name if Path(source.source).exists() else source.source)
@@ -535,6 +557,7 @@ def _publish(
         source.copy_to(new)
         folders.save_added(new, named)
         operating.save_points(new, points)
+        write_training_marks(new, seen)
         _write_recipe(new, recipe)
         write_text(new / "README.md", render_attached_card(named, points, recipe))
     shutil.rmtree(partial, ignore_errors=True)

@@ -37,7 +37,14 @@ from offramp.calibration.risk import (
     prove_risk_on,
 )
 from offramp.calibration.usefulness import distrust
-from offramp.data.overlap import MOST_ROWS, read_training_marks, row_marks, training_rows_reason
+from offramp.data.overlap import (
+    FEW_ROWS,
+    MOST_ROWS,
+    read_training_marks,
+    repeated_texts,
+    row_marks,
+    training_rows_reason,
+)
 from offramp.data.readers import fingerprint, read_rows
 from offramp.engines import EngineOptions
 from offramp.errors import OfframpError
@@ -178,13 +185,17 @@ def calibrate_run(
         check_enough_to_replace(Path(run), len(rows), source)
     predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
+    recipe = folders.read_recipe(run)
+    rows, seen = leave_out_seen_rows(run, recipe, predictor.task, rows, source)
+    if risk is not None and seen:
+        given = f"{source}: {training_rows_reason(seen)}"
+        raise OfframpError(f"a proven risk of {risk:g}", given, "give rows that training has not seen")
     if risk is not None:
         check_task_has_risk(predictor.task)
         check_provable(risk, confidence, len(rows) - len(rows) // 2)
     if latency is not None and network.decoder is not None:
         given = f"the task {predictor.task.name!r}, whose time depends on how much is generated"
         raise OfframpError("answers within a time", given, "leave --latency out, and choose by --budget")
-    recipe = folders.read_recipe(run)
     warn_of_training_rows(recipe, rows_fingerprint, source, risk)
     if len(rows) < ENOUGH_ROWS:
         few = f"{len(rows)} rows say little about the cost of settings: {ENOUGH_ROWS} or more would be better"
@@ -231,13 +242,18 @@ def calibrate_disagreement(
 
     A third of the rows finds settings and the others test them, as `attach` does with texts of their own.
     """
-    task, tested_rows = predictor.task, len(rows) - len(rows) // FINDING
+    task, recipe, mark = predictor.task, folders.read_recipe(run), fingerprint(source, rows)
     if len(rows) < FEWEST:
         fix = f"give {FEWEST} or more; with labels, name their column: --column {task.target}=COLUMN"
         raise OfframpError("rows to find points on", f"{len(rows)} rows of {source}, without {task.target!r}", fix)
     why = f"rows of {source} have no {task.target!r}: only points for a disagreement with the full model are found"
     warnings.warn(why, stacklevel=3)
     check_task_has_risk(task)
+    rows, seen = leave_out_seen_rows(run, recipe, task, rows, source)
+    tested_rows = len(rows) - len(rows) // FINDING
+    if risk is not None and seen:
+        given = f"{source}: {training_rows_reason(seen)}"
+        raise OfframpError(f"a proven risk of {risk:g}", given, "give texts that training has not seen")
     if risk is not None:
         check_provable(risk, confidence, tested_rows)
     same = [one for one in old.disagreements if one.holds_on(place.name, place.precision)] if old else []
@@ -245,7 +261,6 @@ def calibrate_disagreement(
         given = f"{tested_rows} rows of {source} to test with, where the points in place were tested on {same[0].rows}"
         fix = "give more rows, or --force (force=True) to replace them all the same"
         raise OfframpError(f"points for a disagreement of {run} that are worth having", given, fix)
-    recipe, mark = folders.read_recipe(run), fingerprint(source, rows)
     order = np.random.default_rng(0).permutation(len(rows))
     parts = [[rows[i] for i in some] for some in np.split(order, [len(rows) // FINDING])]
     finding, testing = (_recorded(predictor, part, source, place) for part in parts)
@@ -262,14 +277,14 @@ def calibrate_disagreement(
             guarantees=old.guarantees if old else (), latencies=old.latencies if old else (),
             disagreements=old.disagreements if old else (),
         )  # fmt: skip
-    share = read_training_marks(Path(run)).share_of(row_marks(rows, task.input_columns))
-    trained_on = mark in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")) or share > MOST_ROWS
-    if trained_on:
-        warnings.warn(f"{source}: {training_rows_reason(max(share, MOST_ROWS))}; nothing is proven", stacklevel=2)
+    if seen:
+        warnings.warn(f"{source}: {training_rows_reason(seen)}; nothing is proven", stacklevel=2)
         disagreements = [replace(one, proven=False) for one in disagreements]
     elsewhere = [one for one in points.disagreements if one not in same]
     points = replace(points, disagreements=(*elsewhere, *disagreements))
-    if risk is not None and not trained_on:
+    for warning in repeated_texts(row_marks(rows, task.input_columns)):
+        warnings.warn(warning, stacklevel=2)
+    if risk is not None:
         proven = prove_risk_on(finding, testing, risk, confidence)
         here = place.name, place.precision
         kept = [one for one in points.guarantees if not (one.risk == risk and one.holds_on(*here))]
@@ -286,6 +301,30 @@ def _recorded(predictor: Predictor, rows: Sequence[Row], source: str, place: Cal
         predictor.network, method, Data(rows, predictor.prepare(rows, source)), place
     )
     return context, recording if method.replays else None
+
+
+def leave_out_seen_rows(
+    run: str, recipe: Mapping[str, Any], task: Task, rows: Sequence[Row], source: str
+) -> tuple[Sequence[Row], float]:
+    """Return the rows that training has not seen, and the share of seen ones where they cannot be left out.
+
+    They stay where nothing else would be left, where training had more rows than a run folder remembers, and where
+    labelled rows are most of them training rows: such points are not trusted at all.
+    """
+    known, own = read_training_marks(Path(run)), row_marks(rows, task.input_columns)
+    whole = [recipe.get(name) for name in ("train_fingerprint", "file_fingerprint")]
+    if not known.marks:  # exits attached by an earlier version
+        whole.append(recipe.get("text_fingerprint"))
+    share = 1.0 if fingerprint(source, rows) in whole else known.share_of(own)
+    if share <= FEW_ROWS:
+        return rows, 0.0
+    labelled = any(task.target in row for row in rows)
+    unseen = [row for row, mark in zip(rows, own, strict=True) if mark not in known.marks]
+    if not known.complete or len(unseen) < FEWEST or (labelled and share > MOST_ROWS):
+        return rows, share
+    left_out = f"{len(rows) - len(unseen)} of {len(rows)} rows of {source} were seen in training and are left out"
+    warnings.warn(left_out, stacklevel=4)
+    return unseen, 0.0
 
 
 def _old_points(folder: Path) -> OperatingPoints | None:
@@ -356,6 +395,6 @@ def warn_of_training_rows(recipe: Mapping[str, Any], rows_fingerprint: str, sour
     """Warn when points will look better than they are, or a guarantee would be void."""
     if rows_fingerprint in (recipe.get("train_fingerprint"), recipe.get("file_fingerprint")):
         why = "are rows this run was trained on: its points will look better than they are"
-        warnings.warn(f"{source} {why}" + (", and the guarantee is void" if risk else ""), stacklevel=3)
+        warnings.warn(f"{source} {why}", stacklevel=3)
     elif risk is not None and rows_fingerprint == recipe.get("dev_fingerprint"):
         warnings.warn(f"the epoch of this run was chosen on {source}: prove a risk on rows it never saw", stacklevel=3)

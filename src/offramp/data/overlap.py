@@ -21,12 +21,14 @@ FILE = "training_rows.json"
 KEPT = 4096  # digests in the file
 FEWEST = 5  # comparable rows below which nothing is concluded
 MOST_ROWS = 0.5  # share of rows above which they count as training rows
+FEW_ROWS = 0.02  # share of rows below which training rows among them change nothing worth mentioning
+DISTINCT = 0.9  # share of different texts below which copies count too often
 DIGITS = 10  # hexadecimal digits of a digest
 
 
 def row_marks(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
-    """Return a digest of the inputs of every row."""
-    return [_mark([row.get(column) for column in columns]) for row in rows]
+    """Return a digest of the inputs of every row; a raw sentence stands for a column of words."""
+    return [_mark([row.get(column, row.get("text")) for column in columns]) for row in rows]
 
 
 def _mark(inputs: list[Any]) -> str:
@@ -40,6 +42,11 @@ class TrainingMarks:
 
     marks: frozenset[str] = frozenset()
     largest: str = "f" * DIGITS
+
+    @property
+    def complete(self) -> bool:
+        """Whether the digests of all training rows are here."""
+        return bool(self.marks) and self.largest == "f" * DIGITS
 
     def share_of(self, marks: Sequence[str]) -> float:
         """Return the share of rows that are training rows, as far as they can be compared; 0 where few can."""
@@ -71,6 +78,17 @@ def read_training_marks(folder: Path) -> TrainingMarks:
         )
     except (OfframpError, AttributeError, KeyError, TypeError):
         return TrainingMarks()
+
+
+def repeated_texts(marks: Sequence[str]) -> list[str]:
+    """Return a warning if many rows are copies of others: a test counts each of them as a new one."""
+    distinct = len(set(marks)) / max(1, len(marks))
+    if distinct >= DISTINCT:
+        return []
+    return [
+        f"only {100 * distinct:.0f} % of the texts are different ones: if the others are copies and do not come back "
+        "as often in what is to be answered, proofs are too sure; give each text once"
+    ]
 
 
 def training_rows_reason(share: float) -> str:

@@ -51,6 +51,8 @@ class LossBounds:
 
     confidence: float  # with which a point that is chosen by its bound loses no more than that
     rows: int | None  # that the losses were measured on; None: the metric has no bound
+    family_confidence: float | None = None  # of the largest of the families that share the error; None: as above
+    given: int | None = None  # rows that were calibrated on, of which some only find settings; None: as measured
 
     @property
     def smallest_loss(self) -> float:
@@ -61,12 +63,13 @@ class LossBounds:
         return math.inf if not self.rows else self._rows_times_loss / self.rows
 
     def rows_needed(self, loss: float) -> int | None:
-        """Return about how many rows prove a loss; None: no number of rows does."""
-        return None if loss <= TOLERANCE else math.ceil(self._rows_times_loss / loss)
+        """Return about how many rows to calibrate on prove a loss; None: no number of rows does."""
+        share = (self.given or self.rows or 1) / (self.rows or 1)
+        return None if loss <= TOLERANCE else math.ceil(share * self._rows_times_loss / loss)
 
     @property
     def _rows_times_loss(self) -> float:
-        spread = NormalDist().inv_cdf(self.confidence)
+        spread = NormalDist().inv_cdf(self.family_confidence or self.confidence)
         return ((spread + math.sqrt(spread**2 + 4.0)) / 2.0) ** 2
 
 
@@ -215,7 +218,10 @@ class OperatingPoints:
         if not self.trusted:
             return self.full_point, f"max_loss={loss:g} is answered with the full model: {'; '.join(self.warnings)}"
         if self.bounds is None:
-            return self._estimated_within(loss), ""
+            point = self._estimated_within(loss)
+            counted = "answers other than the full model's" if self.metric == AGREEMENT else self.metric
+            why = f"these points have no bounds; what is counted is {counted}"
+            return point, "" if point == self.full_point else f"max_loss={loss:g} is an estimate and not proven: {why}"
         decisive = min(self.bounds.smallest_loss, *map(_upper, self.points[:-1]), math.inf)
         if loss >= decisive - TOLERANCE:
             return self._proven_within(loss), ""
@@ -228,7 +234,8 @@ class OperatingPoints:
         elif needed is None:
             why = "no number of rows proves that nothing is lost"
         else:
-            why = f"{self.bounds.rows} calibration rows are too few, about {needed} are needed"
+            given = self.bounds.given or self.bounds.rows
+            why = f"{given} calibration rows are too few, about {needed} are needed"
         how = "answered with the full model" if fitting == self.full_point else "an estimate and not proven"
         return fitting, f"max_loss={loss:g} is {how}: {why}"
 
