@@ -295,6 +295,9 @@ def test_several_labels_a_text_are_answered_in_every_protocol(address: str, ever
     assert classified[0]["probs"] == pytest.approx(list(scores.values()), abs=1e-4)
     pipeline = post(address, "/models/multi_label", {"inputs": texts[0], "budget": 1.0}).json()[0]
     assert {one["label"]: one["score"] for one in pipeline} == pytest.approx(scores, abs=1e-4)
+    one_of_all = {"inputs": texts[0], "parameters": {"function_to_apply": "softmax"}}
+    pipeline = post(address, "/models/multi_label", one_of_all).json()[0]
+    assert sum(one["score"] for one in pipeline) == pytest.approx(1.0), "as if one label excluded the others"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,11 @@ from offramp.serving.http import (
 from offramp.serving.service import RequestOptions, Service, Work
 from offramp.tasks.tagging import marks_entity, sentence_of_row
 
+FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {  # from the logits of an input to what clients ask for
+    "softmax": lambda logits: np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum(),
+    "sigmoid": lambda logits: 1.0 / (1.0 + np.exp(-logits)),
+    "none": lambda logits: logits,
+}
 Find = Callable[[str | None], Service]
 Rows = list[dict[str, Any]]
 
@@ -120,11 +125,9 @@ def label_scores(service: Service, work: Work, function: str | None = None) -> l
     if "scores" not in prediction:
         message = f"{service.name} is a model for {service.task.name}, which has no label of a whole text"
         raise Problem(422, "Validation", message, "use /v1/predict or POST /")
-    if function in (None, "softmax"):
-        scores: Sequence[float] = list(prediction["scores"].values())
-    else:
-        scores = (1.0 / (1.0 + np.exp(-logits)) if function == "sigmoid" else logits).tolist()
-    return sorted_scores(list(prediction["scores"]), scores)
+    if function is None:
+        return sorted_scores(list(prediction["scores"]), list(prediction["scores"].values()))
+    return sorted_scores(list(prediction["scores"]), FUNCTIONS[function](logits).tolist())
 
 
 # native
