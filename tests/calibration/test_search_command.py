@@ -19,12 +19,14 @@ from offramp.calibration.length_search import (
     SearchRequest,
     configuration_front,
     promising_configurations,
+    rows_not_searched_on,
     score_found,
     search_lengths,
     searched_settings,
     split_search_rows,
 )
 from offramp.commands.calibrate import calibrate_run, search_run
+from offramp.data.readers import fingerprint
 from offramp.errors import OfframpError
 from offramp.inference.operating_points import pareto_front
 from offramp.inference.predictor import Predictor
@@ -151,20 +153,23 @@ def test_score_found_scores_the_best_of_every_range_of_costs(run: Path) -> None:
     best = promising_configurations(lucky, True)
     assert len(best) > len(tried) / 2
     reported: list[tuple[int, int]] = []
-    points, bounds = score_found(context, lucky, lambda *progress: reported.append(progress))
+    points, bounds, scored = score_found(context, lucky, lambda *progress: reported.append(progress))
     assert reported[-1] == (len(best), len(best)), "all of them were scored, not one"
     fresh = [point for one in tried for point in one.points if one.gene in {kept.gene for kept, _ in best}]
     expected = pareto_front(fresh, points[-1], higher_is_better=True)
     settings = [point.settings for point in points]
     assert all(point.settings in settings for point in expected), "others are there for their bounds"
-    assert bounds.rows == len(context.data.rows)
+    assert bounds.rows == len(context.data.rows) and scored == len(best)
 
 
 @pytest.mark.parametrize("risk", [None, 0.9])
 def test_recalibrate_tries_searched_settings_again(
     own_run: Path, monkeypatch: pytest.MonkeyPatch, risk: float | None
 ) -> None:
-    """Calibrating again (for a time, a risk, other rows) does not lose the searched lengths."""
+    """Calibrating again (for a time, a risk, other rows) does not lose the searched lengths.
+
+    On the rows of the search only those that found nothing score: the others would prove their own choice.
+    """
     search(own_run, ONE_POPULATION)
     stored = read_json(own_run / "points.json")
     stored["points"][0]["settings"]["lengths"] = [0.97, 0.93, 0.91]
@@ -182,10 +187,15 @@ def test_recalibrate_tries_searched_settings_again(
 
     for name in ("run", "exits_at_lengths"):
         monkeypatch.setattr(CalibrationContext, name, spy(name))
-    calibrate_run(str(own_run), ROWS, "a.jsonl", risk)
+    with pytest.warns(UserWarning, match="searched on 12 of these rows"):
+        calibrate_run(str(own_run), ROWS, "a.jsonl", risk)
     searched = {(rows, lengths == [0.97, 0.93, 0.91]) for rows, lengths in tried}
-    assert {(30, True), *([(15, True)] if risk else [])} <= searched
+    assert {(18, True), *([(9, True)] if risk else [])} <= searched and max(rows for rows, _ in searched) == 18
     assert read_json(own_run / "points.json")["data"].get("searched"), "nor when it is calibrated once more"
+    assert rows_not_searched_on(own_run, fingerprint("a.jsonl", ROWS), 30)[0] == split_search_rows(30, 12)[1]
+    tried.clear()
+    calibrate_run(str(own_run), factories.labelled_rows("classification", 30, seed=77), "b.jsonl")
+    assert max(rows for rows, _ in tried) == 30, "other rows all score"
     (own_run / "points.json").write_text("{")
     assert searched_settings(own_run) == []
 

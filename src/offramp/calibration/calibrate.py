@@ -92,6 +92,7 @@ class CalibrationContext:
     data: Data
     length_policy: Policy = field(default_factory=Policy)  # drops tokens where the method is the depth half of a pair
     searched: Sequence[Settings] = ()  # settings that a length search found, tried beside those of the setting space
+    searched_among: int = 0  # lengths that these were the best of, on rows that are here as well
     bfloat16: bool = False  # precise enough to rank settings that are scored again later
     loss_confidence: float = CONFIDENCE  # of the bounds on what settings lose
     closed_exits: frozenset[int] = frozenset()  # layers whose exits no setting uses
@@ -176,8 +177,12 @@ def find_operating_points(
     loss_confidence: float = CONFIDENCE,
     closed_exits: frozenset[int] = frozenset(),
     engine: CalibrationEngine | None = None,
+    searched_among: int = 0,
 ) -> OperatingPoints:
-    """Return the Pareto front of settings on these rows. `searched`: settings of a length search, tried as well."""
+    """Return the Pareto front of settings on these rows.
+
+    `searched`: settings of a length search, tried as well; `searched_among`: so many lengths were scored on these rows.
+    """
     network.eval()
     task = network.task
     check_closed_exits(network, method, closed_exits)
@@ -186,6 +191,7 @@ def find_operating_points(
         method,
         data,
         searched=searched,
+        searched_among=searched_among,
         loss_confidence=loss_confidence,
         closed_exits=closed_exits,
         engine=engine or CalibrationEngine(),
@@ -266,7 +272,7 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
         tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
     searched = has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS
-    return [*bound_losses(tried, context.loss_confidence, searched), full_point]
+    return [*bound_losses(tried, context.loss_confidence, searched, context.searched_among), full_point]
 
 
 def _search_layers(
@@ -297,7 +303,9 @@ def _explore_pair(context: CalibrationContext, pair: PairMethod, recording: Exit
         for lengths in [*unique_settings([*searched, *candidates]), {}]
         for point in pair_points_at_lengths(context, lengths, full_predictions, split_rows=True)
     )
-    tried = bound_losses(measured, context.loss_confidence)  # of all of them: the front is a choice
+    tried = bound_losses(
+        measured, context.loss_confidence, more_families=context.searched_among
+    )  # of all of them: the front is a choice
     front = pareto_front(shrink_scores(tried, higher), full_point, higher)[:-1]
     return [*monotone_scores(front, higher), full_point]
 

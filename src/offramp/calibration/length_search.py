@@ -168,12 +168,27 @@ def find_length_points(
     searching = replace(searching, bfloat16=precision == "bf16")
     found = state.write_during(lambda note: search_lengths(searching, request.plan, known, note), report)
     data = {"name": name, "rows": len(scoring_rows), "fingerprint": fingerprint}
-    data |= {"search_rows": len(search_rows), "tried": len(found)}
-    points, bounds = score_found(scoring, found, report_scoring)
+    points, bounds, scored = score_found(scoring, found, report_scoring)
+    data |= {"search_rows": len(search_rows), "tried": len(found), "scored": scored}
     result = OperatingPoints(
         task.metric, task.higher_is_better, data, points, engine=ENGINE, precision=PRECISION, bounds=bounds
     )
     return keep_useful_points(result, task, scoring.data.rows)
+
+
+def rows_not_searched_on(folder: Path, fingerprint: str, count: int) -> tuple[list[int] | None, int]:
+    """Return which of the rows that a search was made on did not find its lengths, and how many lengths they scored.
+
+    Without such a search on these very rows: None and 0.
+    """
+    try:
+        data = load_points(folder).data
+    except OfframpError:  # none, damaged, or another model's
+        return None, 0
+    wanted = data.get("search_rows")
+    if data["fingerprint"] != fingerprint or not isinstance(wanted, int) or not 1 <= wanted <= count // 2:
+        return None, 0
+    return split_search_rows(count, wanted)[1], int(data.get("scored", SCORED_POINTS))
 
 
 def searched_settings(folder: Path) -> list[Settings]:
@@ -315,10 +330,10 @@ def crossover(first: Gene, second: Gene) -> Gene:
 
 def score_found(
     context: CalibrationContext, found: Sequence[TriedConfiguration], report: ReportScoring
-) -> tuple[tuple[OperatingPoint, ...], LossBounds]:
+) -> tuple[tuple[OperatingPoint, ...], LossBounds, int]:
     """Score promising configurations on the context's rows and return the front there, the full setting last.
 
-    Also return how the losses were bounded. The configurations were found on other rows.
+    Also return how the losses were bounded, and how many configurations were scored. They were found on other rows.
     """
     higher = context.network.task.higher_is_better
     promising = promising_configurations(found, higher)
@@ -335,7 +350,7 @@ def score_found(
     scored = bound_losses(scored, context.loss_confidence)
     bounds = loss_bounds(scored, context.loss_confidence)
     front = pareto_front(shrink_scores(scored, higher), full_point, higher)[:-1]
-    return stored_points((*monotone_scores(front, higher), full_point)), bounds
+    return stored_points((*monotone_scores(front, higher), full_point)), bounds, len(chosen)
 
 
 def _score_again(

@@ -103,11 +103,13 @@ def _drawn_quantile(values: NDArray[np.float64], confidence: float) -> float:
     return float(np.partition(values, place)[place])
 
 
-def bound_losses(tried: Sequence[OperatingPoint], confidence: float, searched: bool = False) -> list[OperatingPoint]:
+def bound_losses(
+    tried: Sequence[OperatingPoint], confidence: float, searched: bool = False, more_families: int = 0
+) -> list[OperatingPoint]:
     """Return the points with bounds on their losses; unchanged where the metric is not the mean of row scores.
 
     `searched`: thresholds of single exits were searched, so that a part of the error is theirs, even if none of them is
-    among the points.
+    among the points. `more_families`: which were bounded on the same rows before, and of which the best are here.
     """
     families: dict[tuple[str, int], list[int]] = {}
     losses: list[RowLosses] = []
@@ -118,7 +120,7 @@ def bound_losses(tried: Sequence[OperatingPoint], confidence: float, searched: b
         losses.append(point.row_losses)
     bounds, shares, names = np.empty(len(tried)), np.empty(len(tried)), [name for name, _ in families]
     for (name, _), numbers in families.items():
-        share = MAIN_SHARE if searched and names == [MAIN_FAMILY] else _error_share(name, names)
+        share = MAIN_SHARE if searched and names == [MAIN_FAMILY] else _error_share(name, names, more_families)
         each, shares[numbers] = np.full(len(numbers), 1.0 - (1.0 - confidence) * share), share
         ordered = sorted(numbers, key=lambda number: -tried[number].mac_share)
         pointwise = mean_upper_bounds(np.stack([losses[number] for number in ordered]), each)
@@ -129,10 +131,10 @@ def bound_losses(tried: Sequence[OperatingPoint], confidence: float, searched: b
     ]
 
 
-def _error_share(family: str, families: Sequence[str]) -> float:
+def _error_share(family: str, families: Sequence[str], more: int = 0) -> float:
     """Return a family's share of the error probability; which it is never depends on what was measured."""
     if MAIN_FAMILY not in families or len(families) == 1:
-        return 1.0 / len(families)
+        return 1.0 / (len(families) + more)
     return MAIN_SHARE if family == MAIN_FAMILY else (1.0 - MAIN_SHARE) / (len(families) - 1)
 
 

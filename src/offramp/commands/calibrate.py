@@ -26,6 +26,7 @@ from offramp.calibration.length_search import (
     SearchRequest,
     check_searchable,
     find_length_points,
+    rows_not_searched_on,
     searched_settings,
 )
 from offramp.calibration.loss_bounds import CONFIDENCE, check_confidence
@@ -200,14 +201,22 @@ def calibrate_run(
     if len(rows) < ENOUGH_ROWS:
         few = f"{len(rows)} rows say little about the cost of settings: {ENOUGH_ROWS} or more would be better"
         warnings.warn(few, stacklevel=2)
-    data, searched = Data(rows, predictor.prepare(rows, source)), searched_settings(Path(run))
+    searched = searched_settings(Path(run))
+    scoring, among = rows_not_searched_on(Path(run), rows_fingerprint, len(rows)) if searched else (None, 0)
+    found_on = len(rows) - len(scoring) if scoring is not None else 0
+    if scoring is not None:
+        warnings.warn(f"lengths were searched on {found_on} of these rows: only the others score them", stacklevel=2)
+        rows = [rows[number] for number in scoring]
+    data = Data(rows, predictor.prepare(rows, source))
     name = "/".join(Path(source).parts[-2:])
     points = find_operating_points(
-        network, method, data, name, rows_fingerprint, searched, loss_confidence, closed_exits, place
+        network, method, data, name, rows_fingerprint, searched, loss_confidence, closed_exits, place, among
     )
     points = distrust_training_rows(points, run, recipe, predictor.task, rows)
     if searched:
         points = replace(points, data={**points.data, "searched": True})
+    if scoring is not None:  # for the next calibration on the same file
+        points = replace(points, data={**points.data, "search_rows": found_on, "scored": among})
     for warning in points.warnings:
         warnings.warn(warning, stacklevel=2)
     if risk is not None:
@@ -354,6 +363,7 @@ def search_run(
     task.check_rows(rows, source)
     check_searchable(method, task, len(rows), source)
     rows_fingerprint, recipe = fingerprint(source, rows), folders.read_recipe(run)
+    rows, _ = leave_out_seen_rows(run, recipe, task, rows, source)
     warn_of_training_rows(recipe, rows_fingerprint, source, None)
     data = Data(rows, predictor.prepare(rows, source))
     check_closed_exits(predictor.network, method, closed_exits)
