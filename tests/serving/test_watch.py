@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from offramp.serving.watch import MeanBound, Watch
@@ -98,3 +99,11 @@ def test_bounds_tighten_with_samples() -> None:
     for _ in range(2000):
         bound.add(float(rng.random() < 0.1))
     assert 0.05 < bound.lower < 0.1 < bound.upper < 0.17
+
+
+def test_the_upper_end_rises_again_after_a_change_for_the_worse() -> None:
+    rng, bound = np.random.default_rng(3), MeanBound(0.02)
+    for share, count in ((0.005, 3000), (0.06, 3000)):
+        for value in rng.random(count) < share:
+            bound.add(float(value))
+    assert bound.upper > bound.total / bound.count

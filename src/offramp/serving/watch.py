@@ -9,8 +9,9 @@ and Ramdas, "Estimating means of bounded random variables by betting", Journal o
 
 is a non-negative supermartingale if every X_i in [0, 1] has a conditional mean of at most m. By Ville's inequality it
 ever reaches 1/α with probability at most α. Wealth is averaged over a few fixed λ (a mixture is again such a process),
-so nothing has to be estimated. The lower end of the sequence is the largest m whose wealth has reached 1/α; the upper
-end comes from the same bets on 1 − X.
+so nothing has to be estimated. The lower end of the sequence is the largest m whose wealth has ever reached 1/α: the
+highest level that was reached, not today's. The upper end comes from the same bets on 1 − X. Each end alone holds with
+probability 1 − α.
 
 Drift: a mean over months would hide a change of today, and a gambler who has played against unchanged answers for
 months has nothing left to bet. The lower end is therefore a mixture over the moment at which the gambler begins, too:
@@ -59,7 +60,7 @@ class MeanBound:
         self._up_wealth = np.zeros_like(self._bets)  # of the stakes that were bet
         self._down_wealth = np.zeros_like(self._down)  # logarithms
         self._highest = np.ones(len(means))  # largest wealth so far, per mean
-        self._highest_down = np.zeros(len(means))  # its logarithm
+        self._down_now = np.zeros(len(means))  # logarithm of the wealth of today
 
     def add(self, value: float) -> None:
         """Take one more number."""
@@ -67,13 +68,12 @@ class MeanBound:
         self.count += 1
         self.total += value
         kept = _kept_stake(self.count)
-        with np.errstate(over="ignore"):  # infinite wealth is wealth
+        with np.errstate(over="ignore"):  # wealth may become infinite, which beats every candidate as it should
             self._up_wealth = (self._up_wealth + (before - kept)) * (1.0 + self._bets * (value - self.means))
         self._highest = np.maximum(self._highest, self._up_wealth.mean(axis=0) + kept)
         self._down_wealth += np.log1p(self._down * (self.means - value))
         largest = self._down_wealth.max(axis=0)
-        down = largest + np.log(np.exp(self._down_wealth - largest).mean(axis=0))
-        self._highest_down = np.maximum(self._highest_down, down)
+        self._down_now = largest + np.log(np.exp(self._down_wealth - largest).mean(axis=0))
 
     @property
     def passed(self) -> bool:
@@ -88,8 +88,11 @@ class MeanBound:
 
     @property
     def upper(self) -> float:
-        """The upper end, for the mean over everything."""
-        beaten = self.means[self._highest_down >= math.log(1.0 / self.alpha)]
+        """The upper end, for a mean that has not changed.
+
+        The wealth of today decides, not the largest so far: after a change for the worse the end rises again.
+        """
+        beaten = self.means[self._down_now >= math.log(1.0 / self.alpha)]
         return float(beaten.min()) if len(beaten) else 1.0
 
 
