@@ -48,13 +48,17 @@ CURVE = points((0.1, 0.80), (0.3, 0.896), (0.5, 0.91), (0.7, 0.905), (1.0, 0.90)
         (Budget.share(0.49), 0.3),
         (Budget.share(0.1), 0.1),
         (Budget.default(), 0.3),  # the cheapest within 0.5 points of the full setting
-        (Budget.loss(0.1), 0.1),
     ],
 )
 def test_choose_returns_the_point_for_a_budget(budget: Budget, share: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert CURVE.choose(budget).mac_share == share
+
+
+def test_choose_says_that_a_loss_without_bounds_is_an_estimate() -> None:
+    with pytest.warns(UserWarning, match="estimate"):
+        assert CURVE.choose(Budget.loss(0.1)).mac_share == 0.1
 
 
 def test_choose_warns_if_even_the_cheapest_point_costs_more() -> None:

@@ -177,9 +177,9 @@ def find_length_points(
 
 
 def rows_not_searched_on(folder: Path, fingerprint: str, count: int) -> tuple[list[int] | None, int]:
-    """Return which of the rows that a search was made on did not find its lengths, and how many lengths they scored.
+    """Return which rows of a length search did not find its lengths, and how many lengths they scored.
 
-    Without such a search on these very rows: None and 0.
+    Without a search on these very rows: None and 0.
     """
     try:
         data = load_points(folder).data

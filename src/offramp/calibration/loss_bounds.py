@@ -98,7 +98,7 @@ def _draws_for(confidence: float) -> int:
 
 
 def _drawn_quantile(values: NDArray[np.float64], confidence: float) -> float:
-    """Return a quantile of drawn values: one of them, never less than the share that is asked for."""
+    """Return a quantile of drawn values: one of them, with at least this share of all at or below it."""
     place = min(len(values), math.ceil((len(values) + 1) * confidence)) - 1
     return float(np.partition(values, place)[place])
 

@@ -39,7 +39,7 @@ def _how_bounded(points: OperatingPoints) -> str:
         return f"Losses are estimates: {points.metric} has no confidence bound here.\n"
     sure = f"with {100 * bounds.confidence:g} % confidence"
     return (
-        f"“Loses at most”: whichever point `max_loss` chooses, {sure} it loses no more than this\n"
+        f"“Loses at most”: the point that a `max_loss` fixed beforehand chooses loses no more than this, {sure},\n"
         f"against the full model on new rows of the same kind ({bounds.rows} rows measured).\n"
     )
 
@@ -88,7 +88,7 @@ model.predict([{_example_input(task.input_columns)}], max_disagreement=0.01)
 ## What it costs
 
 Measured on {tested} held-out texts: how often an answer differs from the full model's, and the share of
-the full model's multiply-accumulates. Bounds hold with 95 % confidence for texts from the same source.
+the full model's multiply-accumulates. Each bound holds with 95 % confidence for texts from the same source.
 
 {_disagreements(points)}
 How it was attached: `recipe.yaml`.
