@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.data.tokenization import encode_texts, encode_windows, encode_words, max_tokens
+from offramp.data.tokenization import encode_text_windows, encode_texts, encode_windows, encode_words, max_tokens
 from offramp.errors import OfframpError
 from tests.factories import bytelevel_tokenizer, wordpiece_tokenizer
 
@@ -149,6 +150,48 @@ def test_windows_do_not_depend_on_other_rows(make: Any) -> None:
         - (24 - tokenizer.num_special_tokens_to_add(True)) // 2
     )
     assert together[-1].cut == lost > 0
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("side", ["right", "left"])
+@given(st.integers(0, 60), st.integers(16, 28), st.integers(0, 12))
+def test_windows_equal_those_of_the_tokenizer(make: Any, side: str, words: int, longest: int, stride: int) -> None:
+    tokenizer = copy.deepcopy(make())  # the factory keeps one
+    tokenizer.truncation_side = side
+    question, context = "what ?", " ".join((CONTEXT * 3).split()[:words])
+    shared = {"max_length": longest, "return_overflowing_tokens": True}
+    room = longest - tokenizer.num_special_tokens_to_add(pair=True)
+    found = encode_windows(copy.deepcopy(tokenizer), [question], [context], longest, stride)
+    overlap = min(stride, (room - room // 2) // 2)
+    wanted = tokenizer([question], [context], truncation="only_second", stride=overlap, **shared).encodings
+    assert [row.ids for row in found] == [one.ids for one in wanted]
+    for row, one in zip(found, wanted, strict=True):
+        inside = [side == 1 for side in one.sequence_ids]
+        assert row.offsets == [o if is_in else (0, 0) for o, is_in in zip(one.offsets, inside, strict=True)]
+        assert row.words == [w if is_in else -1 for w, is_in in zip(one.word_ids, inside, strict=True)]
+        assert row.types == (one.type_ids if make is wordpiece_tokenizer else [0] * len(one.ids))
+    alone = encode_text_windows(copy.deepcopy(tokenizer), [context], longest)
+    overlap = (longest - tokenizer.num_special_tokens_to_add()) // 4
+    texts = tokenizer([context], truncation=True, stride=overlap, **shared).encodings
+    assert [row.ids for row in alone] == [one.ids for one in texts]
+    assert [row.words for row in alone] == [[-1 if w is None else w for w in one.word_ids] for one in texts]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_threads_that_share_a_tokenizer_get_the_rows_that_they_get_alone(make: Any) -> None:
+    tokenizer, texts = copy.deepcopy(make()), [CONTEXT * 3, "the film is good"] * 8
+
+    def encode(kind: int) -> list[Any]:
+        if kind == 0:
+            return encode_texts(tokenizer, texts, None, 24)
+        if kind == 1:
+            return encode_text_windows(tokenizer, texts, 24)
+        return encode_windows(tokenizer, ["who saw it ? " * 9] * len(texts), texts, 24, 6)
+
+    alone = [encode(kind) for kind in range(3)]
+    assert tokenizer.backend_tokenizer.truncation is None, "nothing of it changes"
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(encode, [0, 1, 2] * 60)) == alone * 60
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.integers(8, 20))

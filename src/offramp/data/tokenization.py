@@ -1,13 +1,15 @@
 """From texts to token ids, as lists of `Encoded`, never padded.
 
 The result of a row depends on that row and the maximum length alone, never on the other rows of the call.
-Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`.
+Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`. They encode rows whole, and rows are
+cut here: a call of transformers would set the truncation of the tokenizer, which threads share.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
+_CONFIGURING = threading.Lock()  # a tokenizer that is configured while another thread encodes raises an error
 LONGEST_QUESTION = 64  # tokens, as in the SQuAD scripts of BERT; the rest of a window is for the context
 
 
@@ -62,18 +65,15 @@ def encode_text_windows(tokenizer: Tokenizer, texts: Sequence[str], max_length: 
     """Encode texts whole: those that are too long in windows, which overlap by a quarter, with the same `example`."""
     if not texts:
         return []
-    batch = tokenizer(
-        list(texts),
-        truncation=True,
-        max_length=max_length,
-        stride=(max_length - tokenizer.num_special_tokens_to_add()) // 4,
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    typed = "token_type_ids" in tokenizer.model_input_names
-    rows = zip(batch.encodings or [], batch["overflow_to_sample_mapping"], strict=True)
-    return [_row(encoding, example, typed, False) for encoding, example in rows]
+    overlap = (max_length - tokenizer.num_special_tokens_to_add()) // 4
+    typed, side = "token_type_ids" in tokenizer.model_input_names, tokenizer.truncation_side
+    windows: list[Encoded] = []
+    for example, encoding in enumerate(_whole(tokenizer, list(texts))):
+        row = _row(encoding, example, typed, False)
+        for kept in _window_places(encoding.sequence_ids, 0, max_length, overlap, side):
+            ids, types, words = ([column[place] for place in kept] for column in (row.ids, row.types, row.words))
+            windows.append(Encoded(ids, types, example, words, [], 0))
+    return windows
 
 
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> list[Encoded]:
@@ -99,39 +99,38 @@ def encode_windows(
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
     longest = min(LONGEST_QUESTION, room // 2)
     heads, cuts = _shorten(tokenizer, questions, longest)
-    batch = tokenizer(
-        heads,
-        list(contexts),
-        truncation="only_second",
-        max_length=max_length,
-        stride=min(stride, (room - longest) // 2),
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    typed = "token_type_ids" in tokenizer.model_input_names
-    rows = zip(batch.encodings or [], batch["overflow_to_sample_mapping"], strict=True)
-    return [_window(encoding, example, typed, cuts[example]) for encoding, example in rows]
+    overlap = min(stride, (room - longest) // 2)
+    typed, side = "token_type_ids" in tokenizer.model_input_names, tokenizer.truncation_side
+    encodings = _whole(tokenizer, list(zip(heads, contexts, strict=True)))
+    return [
+        _window(encoding, kept, example, typed, cuts[example])
+        for example, encoding in enumerate(encodings)
+        for kept in _window_places(encoding.sequence_ids, 1, max_length, overlap, side)
+    ]
 
 
 def _encode(
     tokenizer: Tokenizer, first: list[Any], second: list[str] | None, max_length: int, split: bool = False
 ) -> list[Encoded]:
-    """Encode all rows in one call of the Rust library, then cut rows that are too long.
-
-    Nothing in the tokenizer changes, so threads may share it; transformers would set the truncation for every call.
-    """
+    """Encode all rows in one call of the Rust library, then cut rows that are too long."""
     if not first:
         return []
-    rust = cast("PreTrainedTokenizerFast", tokenizer).backend_tokenizer
-    if rust.truncation is not None:  # as stored in its file
-        rust.no_truncation()
-    if rust.padding is not None:
-        rust.no_padding()
-    encodings = rust.encode_batch(first if second is None else list(zip(first, second, strict=True)), split)
+    encodings = _whole(tokenizer, first if second is None else list(zip(first, second, strict=True)), split)
     typed = "token_type_ids" in tokenizer.model_input_names
     pair, side = second is not None, tokenizer.truncation_side
     return [_row(encoding, i, typed, pair, max_length, side) for i, encoding in enumerate(encodings)]
+
+
+def _whole(tokenizer: Tokenizer, inputs: list[Any], split: bool = False, special: bool = True) -> list[Any]:
+    """Return the encodings of texts, pairs or words, uncut; a tokenizer that cuts or pads does so no longer."""
+    rust = cast("PreTrainedTokenizerFast", tokenizer).backend_tokenizer
+    with _CONFIGURING:
+        if rust.truncation is not None:  # as stored in its file
+            rust.no_truncation()
+        if rust.padding is not None:
+            rust.no_padding()
+    encodings: list[Any] = rust.encode_batch(inputs, split, special)
+    return encodings
 
 
 def _row(
@@ -166,12 +165,39 @@ def _kept_places(sides: Sequence[int | None], count: int, truncation_side: str) 
     return sorted(kept)
 
 
-def _window(encoding: Any, example: int, typed: bool, cut: int) -> Encoded:
-    ids = encoding.ids
-    inside = [side == 1 for side in encoding.sequence_ids]
-    words = [word if is_in else -1 for word, is_in in zip(encoding.word_ids, inside, strict=True)]
-    offsets = [pair if is_in else (0, 0) for pair, is_in in zip(encoding.offsets, inside, strict=True)]
-    return Encoded(ids, encoding.type_ids if typed else [0] * len(ids), example, words, offsets, cut)
+def _window_places(
+    sides: Sequence[int | None], cut_side: int, max_length: int, overlap: int, truncation_side: str
+) -> Iterator[list[int]]:
+    """Yield the places of tokens of each window: all, save that of one text only a piece of the length that is left.
+
+    Pieces overlap; they begin at the end of the text if the tokenizer cuts on the left, as those of `tokenizers` do.
+    """
+    cut = [place for place, side in enumerate(sides) if side == cut_side]
+    others = [place for place, side in enumerate(sides) if side != cut_side]
+    if len(sides) <= max_length:
+        yield list(range(len(sides)))
+        return
+    room = max_length - len(others)
+    for begin in range(0, len(cut), room - overlap):
+        end = min(begin + room, len(cut))
+        piece = cut[begin:end] if truncation_side == "right" else cut[len(cut) - end : len(cut) - begin]
+        yield sorted([*others, *piece])
+        if end == len(cut):
+            return
+
+
+def _window(encoding: Any, kept: Sequence[int], example: int, typed: bool, cut: int) -> Encoded:
+    ids, types, sides = encoding.ids, encoding.type_ids, encoding.sequence_ids
+    words = [word if side == 1 else -1 for word, side in zip(encoding.word_ids, sides, strict=True)]
+    offsets = [pair if side == 1 else (0, 0) for pair, side in zip(encoding.offsets, sides, strict=True)]
+    return Encoded(
+        [ids[place] for place in kept],
+        [types[place] for place in kept] if typed else [0] * len(kept),
+        example,
+        [words[place] for place in kept],
+        [offsets[place] for place in kept],
+        cut,
+    )
 
 
 def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[list[str], list[int]]:
@@ -181,8 +207,7 @@ def _shorten(tokenizer: Tokenizer, texts: Iterable[str], longest: int) -> tuple[
     """
     heads, before = list(texts), None
     while True:
-        batch = tokenizer(heads, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        encodings = batch.encodings or []
+        encodings = _whole(tokenizer, heads, special=False)
         counts = [len(encoding) for encoding in encodings]
         before = before or counts
         if max(counts) <= longest:
