@@ -187,7 +187,7 @@ def _predict_files(
     files = find_files(input)
     if "://" not in output:
         output = str(Path(output).absolute())
-        check_not_input(output, job.run, *(file.path for file in files))
+        check_not_input(output, job.run, *(file.path.removeprefix("file://") for file in files))
     kind = format or format_of(files[0].path)
     if kind not in FORMATS:
         raise OfframpError("an output format", repr(kind), f"choose one of {', '.join(FORMATS)}")
@@ -239,7 +239,7 @@ def _agree(folder: OutputFolder, job: Job, files: list[Any], block_rows: int) ->
     manifest = folder.read_manifest()
     if manifest is not None:
         check_same_job(manifest, identity, folder.place)
-        return manifest_blocks(manifest)
+        return manifest_blocks(manifest, files)
     blocks = plan_blocks(files, block_rows)
     folder.write_manifest(identity, blocks)
     return blocks

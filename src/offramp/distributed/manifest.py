@@ -97,7 +97,8 @@ class OutputFolder:
         """Write what the answers depend on, and the blocks."""
         for name in ("done", "tmp"):
             self.system.create_dir(f"{self.root}/{FOLDER}/{name}", recursive=True)
-        content = {"identity": dict(identity), "blocks": [asdict(block) for block in blocks]}
+        plain = [{name: value for name, value in asdict(block).items() if name != "base"} for block in blocks]
+        content = {"identity": dict(identity), "blocks": plain}
         self._write(f"{self.root}/{FOLDER}/manifest.json", json.dumps(content).encode())
 
     def records(self) -> dict[int, dict[str, Any]]:
@@ -150,9 +151,10 @@ def check_same_job(manifest: Mapping[str, Any], identity: Mapping[str, Any], pla
         )
 
 
-def manifest_blocks(manifest: Mapping[str, Any]) -> list[Block]:
-    """Return the blocks of a manifest."""
-    return [Block(**block) for block in manifest["blocks"]]
+def manifest_blocks(manifest: Mapping[str, Any], files: list[InputFile]) -> list[Block]:
+    """Return the blocks of a manifest, with the addresses of the files that they lie in."""
+    bases = {file.path: file.base for file in files}
+    return [Block(**block, base=bases[block["path"]]) for block in manifest["blocks"]]
 
 
 def job_identity(run: Path, files: list[InputFile], **choices: Any) -> dict[str, Any]:
