@@ -102,6 +102,22 @@ def test_another_job_never_continues_onto_old_answers(
         distributed.predict(copied, trained, finished, **same)
 
 
+def test_a_job_begun_before_a_column_was_added_goes_on_without_it(
+    ray_node: Any, trained: Path, texts: Path, tmp_path: Path
+) -> None:
+    same: dict[str, Any] = {"engine": "torch", "block_rows": 50, "replicas": 1}
+    output = tmp_path / "out"
+    distributed.predict(texts, trained, output, **same)
+    path = output / "_offramp" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert "truncated" in manifest.pop("added")
+    path.write_text(json.dumps(manifest))
+    (output / "part-000001.jsonl").unlink()
+    assert distributed.predict(texts, trained, output, **same).earlier_rows == 50
+    first, *_, last = read_output(output)
+    assert first.keys() - last.keys() == {"truncated"} and "macs" in last
+
+
 def test_a_folder_with_other_files_is_refused(trained: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OfframpError, match="other files"):

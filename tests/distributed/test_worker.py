@@ -113,7 +113,10 @@ def test_long_rows_are_read_in_windows(trained: Path, tmp_path: Path, pool: Wind
         assert json.loads(row["scores"]) == pytest.approx(prediction["scores"], abs=1e-6)
         assert {name: row[name] for name in COSTS} == {name: prediction[name] for name in COSTS}
     (record,) = answer(trained, source, tmp_path / "truncated", "jsonl")
-    assert record["truncated"] == 1 and read_output(tmp_path / "truncated")[1]["tokens_kept"] <= 64
+    rows = read_output(tmp_path / "truncated")
+    assert record["truncated"] == 1 and rows[1]["tokens_kept"] <= 64
+    long = Predictor.load(trained, "torch").predict([LONG_TEXT], 1.0)[0]
+    assert [row["truncated"] for row in rows] == [0, long["truncated"], None, 0] and long["truncated"] > 0
 
 
 def test_a_node_with_another_version_or_run_refuses(trained: Path, texts: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from offramp import __version__
 from offramp.distributed.blocks import FORMATS, Block, find_files, format_of, input_schema, plan_blocks
@@ -19,11 +19,11 @@ from offramp.distributed.manifest import (
     manifest_blocks,
     run_fingerprints,
 )
-from offramp.distributed.shards import ShardFormat, added_names
+from offramp.distributed.shards import FIRST_ADDED, ShardFormat, added_names
 from offramp.distributed.worker import BlockWorker, DatasetWorker, Job
 from offramp.errors import OfframpError
 from offramp.inference.budget import Budget
-from offramp.inference.predictor import Long, Predictor, check_batch_size
+from offramp.inference.predictor import Long, Predictor, check_batch_size, check_window_pool
 from offramp.inference.run_folder import remembered_columns
 from offramp.tasks import WindowPool
 from offramp.utils.files import check_not_input
@@ -92,8 +92,8 @@ def predict(
 ) -> Any:
     """Add predictions to the rows of many files, or of a Ray data set, with a pool of actors.
 
-    Columns `label`, `scores`, `exit_layer`, `tokens_kept`, `macs` and `error` are added (with the prefix `predicted_`
-    where the input has such a column) and rows stay otherwise as they were. A row that cannot be answered gets an
+    Columns `label`, `scores`, `exit_layer`, `tokens_kept`, `macs`, `truncated` (tokens that the row lost) and `error` are
+    added (with the prefix `predicted_` where the input has such a column) and rows stay otherwise as they were. A row that cannot be answered gets an
     `error`. Started again after a kill, the same call continues, and the output holds every row once; with another
     model, points file, budget, input or way to read long rows it refuses to.
 
@@ -117,7 +117,7 @@ def predict(
     check_batch_size(batch_size)
     limit = Budget.parse(budget, max_loss=max_loss, risk=risk, latency=latency, max_disagreement=max_disagreement)
     is_files = isinstance(input, str | Path | Sequence)
-    if is_files and output is None:
+    if is_files and not str(output or "").strip():
         raise OfframpError("a folder for the answers", "none", "name it: predict(input, run, output)")
     if not is_files and output is not None:
         fix = "write the data set that predict(dataset, run) returns, or give files, which can be resumed"
@@ -148,9 +148,7 @@ def predict(
 def _check_windows(predictor: Predictor, long: Long, window_pool: WindowPool) -> None:
     """Refuse what no actor could do with long rows, before any of them starts."""
     predictor.prepare([], long=long)
-    if window_pool not in get_args(WindowPool):
-        given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
-        raise OfframpError("how windows are joined", given, fix)
+    check_window_pool(window_pool)
 
 
 def _predict_dataset(dataset: Any, job: Job, replicas: int | None, block_rows: int) -> Any:
@@ -191,10 +189,14 @@ def _predict_files(
     kind = format or format_of(files[0].path)
     if kind not in FORMATS:
         raise OfframpError("an output format", repr(kind), f"choose one of {', '.join(FORMATS)}")
-    form = ShardFormat(kind, input_schema(files))
-    job = replace(_with_columns(job, form.schema.names), splits_words=format_of(files[0].path) == "csv")
     folder = OutputFolder(output, kind)
-    blocks = _agree(folder, job, files, block_rows)
+    manifest = folder.read_manifest()
+    if manifest is None or "added" in manifest:
+        form = ShardFormat(kind, input_schema(files))
+    else:  # begun by an earlier version: all output files of a job have the same columns
+        form = ShardFormat(kind, input_schema(files[:1]), FIRST_ADDED)
+    job = replace(_with_columns(job, form.schema.names), splits_words=format_of(files[0].path) == "csv")
+    blocks = _agree(folder, manifest, job, files, block_rows)
     records = folder.records()
     for record in records.values():
         summary.add(record)
@@ -222,7 +224,9 @@ def _with_columns(job: Job, names: Sequence[str]) -> Job:
     return replace(job, columns={**known, **job.columns})
 
 
-def _agree(folder: OutputFolder, job: Job, files: list[Any], block_rows: int) -> list[Block]:
+def _agree(
+    folder: OutputFolder, manifest: Mapping[str, Any] | None, job: Job, files: list[Any], block_rows: int
+) -> list[Block]:
     """Return the blocks of the job that the output folder belongs to, which is begun if there is none."""
     identity = job_identity(
         Path(job.run),
@@ -236,7 +240,6 @@ def _agree(folder: OutputFolder, job: Job, files: list[Any], block_rows: int) ->
         block_rows=block_rows,
         offramp=__version__,
     )
-    manifest = folder.read_manifest()
     if manifest is not None:
         check_same_job(manifest, identity, folder.place)
         return manifest_blocks(manifest, files)

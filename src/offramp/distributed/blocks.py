@@ -340,7 +340,10 @@ def input_schema(files: Sequence[InputFile]) -> Any:
 
 
 def _jsonl_schema(files: Sequence[InputFile]) -> Any:
-    """Return the columns of the first rows, which the first file may lack: Spark writes empty ones. A column whose values have several types is None's type: null."""
+    """Return the columns of the first rows, in whatever file they are: Spark writes a first one that is empty.
+
+    A column whose values have several types is None's type: null.
+    """
     pa = arrow()
     sample: list[dict[str, Any]] = []
     for line in (line for file in files for line in _lines(file)):

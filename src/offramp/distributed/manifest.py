@@ -21,6 +21,7 @@ from typing import Any
 
 from offramp import __version__
 from offramp.distributed.blocks import Block, InputFile, arrow, file_system
+from offramp.distributed.shards import ADDED
 from offramp.errors import OfframpError
 
 FOLDER = "_offramp"
@@ -94,11 +95,11 @@ class OutputFolder:
         return None
 
     def write_manifest(self, identity: Mapping[str, Any], blocks: list[Block]) -> None:
-        """Write what the answers depend on, and the blocks."""
+        """Write what the answers depend on, the blocks, and which columns every output file of them gets."""
         for name in ("done", "tmp"):
             self.system.create_dir(f"{self.root}/{FOLDER}/{name}", recursive=True)
         plain = [{name: value for name, value in asdict(block).items() if name != "base"} for block in blocks]
-        content = {"identity": dict(identity), "blocks": plain}
+        content = {"identity": dict(identity), "blocks": plain, "added": ADDED}
         self._write(f"{self.root}/{FOLDER}/manifest.json", json.dumps(content).encode())
 
     def records(self) -> dict[int, dict[str, Any]]:

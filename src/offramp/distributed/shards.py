@@ -1,7 +1,8 @@
 """Output files: the rows of a block as they were, with the columns of their predictions added.
 
 Every output file of a job has the same columns and types, whatever its rows hold: `label`, `scores` and `error` are
-texts (`scores` is JSON), `error` is "" where there is none, and a row with an error has no other added value.
+texts (`scores` is JSON), `truncated` is the number of tokens that a row lost, `error` is "" where there is none, and a row
+with an error has no other added value.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import Any
 from offramp.distributed.blocks import BlockRows, arrow
 from offramp.errors import OfframpError
 
-ADDED = ("label", "scores", "exit_layer", "tokens_kept", "macs", "error")
+ADDED = ("label", "scores", "exit_layer", "tokens_kept", "macs", "truncated", "error")
+FIRST_ADDED = tuple(name for name in ADDED if name != "truncated")  # by jobs whose manifest does not name them
 ANSWERS = ("label", "labels", "tags", "answer", "value", "text")  # what a task may call its prediction
 COSTS = ("exit_layer", "tokens_kept", "macs")
 
 
-def added_names(columns: Sequence[str]) -> dict[str, str]:
+def added_names(columns: Sequence[str], added: Sequence[str] = ADDED) -> dict[str, str]:
     """Return the name of each added column; one that the input has already is prefixed, so that rows stay as they are.
 
     A data set with a column `label` gets `predicted_label`.
     """
     names: dict[str, str] = {}
-    for name in ADDED:
+    for name in added:
         free = name
         while free in columns or free in names.values():
             free = f"predicted_{free}"
@@ -47,6 +49,7 @@ def added_values(prediction: Mapping[str, Any]) -> dict[str, Any]:
         "exit_layer": float(prediction["exit_layer"]),
         "tokens_kept": float(prediction["tokens_kept"]),
         "macs": int(prediction["macs"]),
+        "truncated": int(prediction.get("truncated", 0)),
         "error": "",
     }
 
@@ -70,9 +73,9 @@ def _plain(value: Any) -> Any:
 class ShardFormat:
     """How the output files of a job are written: their format, the input's columns, and the added ones."""
 
-    def __init__(self, kind: str, schema: Any) -> None:
+    def __init__(self, kind: str, schema: Any, added: Sequence[str] = ADDED) -> None:
         self.kind, self.schema = kind, schema
-        self.names = added_names(schema.names)
+        self.names = added_names(schema.names, added)
         mixed = [field.name for field in schema if str(field.type) == "null"]
         if kind == "parquet" and mixed:
             given = f"{', '.join(mixed)}: values of several types, or none, in the first rows"
@@ -125,7 +128,7 @@ class ShardFormat:
 
     def _row(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row with its added columns; a value of the row itself is never replaced."""
-        return {**row, **{self.names[name]: values[name] for name in ADDED if self.names[name] not in row}}
+        return {**row, **{free: values[name] for name, free in self.names.items() if free not in row}}
 
     def _parquet(self, block: BlockRows, added: Sequence[Mapping[str, Any]]) -> bytes:
         pa = arrow()
@@ -134,9 +137,10 @@ class ShardFormat:
             pairs = zip(block.rows, added, strict=True)
             rows = [self._fitting(row) if values["error"] else row for row, values in pairs]
             table = pa.Table.from_pylist(rows, schema=self.schema)
-        for name, kind in added_types().items():
-            values = pa.array([row[name] for row in added], type=kind)
-            table = table.append_column(pa.field(self.names[name], kind), values)
+        types = added_types()
+        for name, free in self.names.items():
+            values = pa.array([row[name] for row in added], type=types[name])
+            table = table.append_column(pa.field(free, types[name]), values)
         sink = io.BytesIO()
         pa.parquet.write_table(table, sink)
         return sink.getvalue()
@@ -149,8 +153,8 @@ class ShardFormat:
 def added_types() -> dict[str, Any]:
     """Return the pyarrow type of every added column."""
     pa = arrow()
-    text, number = pa.string(), pa.float64()
-    return dict(zip(ADDED, (text, text, number, number, pa.int64(), text), strict=True))
+    text, number, whole = pa.string(), pa.float64(), pa.int64()
+    return dict(zip(ADDED, (text, text, number, number, whole, whole, text), strict=True))
 
 
 def _json_line(row: Mapping[str, Any]) -> bytes:

@@ -82,6 +82,13 @@ def check_batch_size(batch_size: Any) -> None:
         raise OfframpError("rows to answer together", f"batch_size={batch_size!r}", "give a whole number, 1 or more")
 
 
+def check_window_pool(window_pool: Any) -> None:
+    """Refuse an unknown way to join the windows of a row."""
+    if window_pool not in get_args(WindowPool):
+        given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
+        raise OfframpError("how windows are joined", given, fix)
+
+
 class Predictor:
     """A loaded model that predicts within a budget. Threads may share it."""
 
@@ -317,9 +324,7 @@ class Predictor:
         self, rows: Sequence[Row], encoded: Sequence[Encoded], output: RunOutput, window_pool: WindowPool = "mean"
     ) -> list[dict[str, Any]]:
         """Return predictions with their cost; a row that was cut into windows has the sum of its windows."""
-        if window_pool not in get_args(WindowPool):
-            given, fix = f"window_pool={window_pool!r}", f"use {' or '.join(get_args(WindowPool))}"
-            raise OfframpError("how windows are joined", given, fix)
+        check_window_pool(window_pool)
         self._check_finite(output)
         logits = output.logits
         if self.task.kind == "row" and len(encoded) != len(rows):
