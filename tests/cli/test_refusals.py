@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from offramp.inference.predictor import Predictor
 from tests import factories
 from tests.cli.calls import Call, train_words, write_rows
 
@@ -115,6 +116,30 @@ def test_eval_refuses_bad_input(call: Call, trained: Path, what: str) -> None:
     write_rows("ugly.jsonl", [{"text": "a film", "label": "ugly"}])
     result = call("eval", *(str(trained) if word == "RUN" else word for word in words))
     assert result.code == 2 and all(word in result.err for word in expected), result.err
+
+
+BAD_OUTPUT: dict[str, list[str]] = {
+    "predict": ["--input", "rows.jsonl", "--output"],
+    "eval": ["--data", "rows.jsonl", "--json"],
+    "eval, curve": ["--data", "rows.jsonl", "--curve", "--json"],
+    "bench": ["--data", "rows.jsonl", "--json"],
+    "bench, png": ["--data", "rows.jsonl", "--png"],
+    "explain": ["a film", "--html"],
+    "report": ["--markdown"],
+}
+
+
+@pytest.mark.parametrize("name", ["folder", "", "rows.jsonl/below.jsonl"])
+@pytest.mark.parametrize("what", BAD_OUTPUT)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
+) -> None:
+    monkeypatch.setattr(Predictor, "load", lambda *_: pytest.fail("nothing may be loaded"))
+    write_rows("rows.jsonl", factories.labelled_rows("classification", 4))
+    Path("folder").mkdir()
+    result = call(what.split(",")[0], trained, *BAD_OUTPUT[what], name)
+    assert result.code == 2 and "a file to write" in result.err and (name or "no name") in result.err
+    assert result.err.count("\n") <= 4 and not list(Path("folder").iterdir())
 
 
 def test_predict_and_info_refuse_bad_input(call: Call, trained: Path) -> None:

@@ -14,7 +14,15 @@ import pytest
 from safetensors import SafetensorError
 
 from offramp.errors import OfframpError
-from offramp.utils.files import atomic_replace, check_not_input, read_json, user_cache_folder, write_json, write_text
+from offramp.utils.files import (
+    atomic_replace,
+    check_not_input,
+    check_output_file,
+    read_json,
+    user_cache_folder,
+    write_json,
+    write_text,
+)
 from tests import factories
 
 DEAD = 2**22 + 1  # larger than any process id
@@ -72,6 +80,33 @@ def test_atomic_replace_replaces_a_file_by_a_folder(tmp_path: Path) -> None:
     with atomic_replace(tmp_path / "thing") as temporary:
         folder_of(temporary, "new")
     assert factories.read_files(tmp_path) == {"thing/a": b"new"}
+
+
+def test_a_path_without_a_name_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(""), Path("/")):
+        with pytest.raises(OfframpError, match="to write"):
+            write_text(path, "lost")
+
+
+def test_check_output_file_refuses_what_cannot_become_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    for usable in (None, "-", "/dev/null", tmp_path / "file", tmp_path / "new" / "deep" / "file"):
+        check_output_file(usable)
+    for name, reason in {
+        "folder": "folder",
+        "link": "folder",
+        "file/below": "file is a file",
+        "none/": "folder",
+    }.items():
+        with pytest.raises(OfframpError, match=reason):
+            check_output_file(f"{tmp_path}/{name}")
+    with pytest.raises(OfframpError, match="no name"):
+        check_output_file("")
+    with pytest.raises(OfframpError, match="which is read"):
+        check_output_file(tmp_path / "file", tmp_path / "file")
 
 
 @pytest.mark.parametrize("failing", [1, 2])

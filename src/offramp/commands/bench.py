@@ -23,7 +23,7 @@ from offramp.evaluation.bench_figure import draw_bench
 from offramp.inference.hub import local_folder
 from offramp.inference.run_folder import remembered_columns
 from offramp.utils.command_line import python_call
-from offramp.utils.files import check_not_input
+from offramp.utils.files import check_output_file
 
 
 def bench(
@@ -70,8 +70,8 @@ def bench(
     Returns the content of the bench file; its `rows` are empty where no runtime could be measured.
     """
     folder = local_folder(run)
-    check_not_input(json, data, folder)
-    check_not_input(png, data, folder)
+    check_output_file(json, data, folder)
+    check_output_file(png, data, folder)
     plan = BenchPlan(
         tuple(batch_sizes),
         tuple(budgets),

@@ -13,7 +13,7 @@ from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_set
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe, remembered_columns
 from offramp.utils.command_line import python_call
-from offramp.utils.files import check_not_input, write_json
+from offramp.utils.files import check_output_file, write_json
 
 Cell = dict[str, Any]  # a result cell
 
@@ -61,7 +61,7 @@ def evaluate(
     Without any of these the run's default point is used: the one that `offramp attach` stored, otherwise the
     cheapest one that lost at most half a point of the metric in calibration.
     """
-    check_not_input(json, data, run)
+    check_output_file(json, data, run)
     predictor = Predictor.load(run, engine, precision, threads)
     chosen = predictor.settings(budget, settings, max_loss, risk, latency, max_disagreement)
     command = command or python_call(
@@ -112,7 +112,7 @@ def evaluate_points(
     The first cell is the full model's and carries the curve of all points; the others are the points chosen for a loss
     or a risk, with what calibration expected of them. The arguments are those of `evaluate`.
     """
-    check_not_input(json, data, run)
+    check_output_file(json, data, run)
     predictor = Predictor.load(run, engine, precision, threads)
     command = command or python_call("evaluate_points", run, data=data)
     rows, origin = _rows(predictor, run, data, limit, columns, command)

@@ -9,7 +9,7 @@ from typing import Any
 from offramp.evaluation.explanations import Explanation, explain_input
 from offramp.evaluation.pages import explanation_page
 from offramp.inference.predictor import Predictor
-from offramp.utils.files import check_not_input
+from offramp.utils.files import check_output_file
 
 
 def explain(
@@ -29,7 +29,7 @@ def explain(
     `texts` is one text, or two for a task on pairs or questions. With `html` a page with a slider over all budgets is
     written there.
     """
-    check_not_input(html, run)
+    check_output_file(html, run)
     predictor = Predictor.load(run, "torch")
     chosen = predictor.settings(budget, settings, max_loss, risk, latency, max_disagreement)
     explanation = explain_input(predictor, Path(run).name, texts, chosen)

@@ -18,7 +18,7 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Long, Predictor
 from offramp.inference.run_folder import remembered_columns
 from offramp.tasks import WindowPool
-from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_not_input
+from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_output_file
 
 Row = Mapping[str, Any]
 ALL = "all"  # of `keep`: every column of the input
@@ -94,7 +94,7 @@ def predict(
 
     The other arguments are those of `evaluate`.
     """
-    check_not_input(output, input, run)
+    check_output_file(output, input, run)
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency, max_disagreement)
     remembered = remembered_columns(predictor.model.folder or run)

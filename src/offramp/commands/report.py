@@ -10,7 +10,7 @@ from offramp.evaluation.collect import CollectedResults, collect_results, join_f
 from offramp.evaluation.pages import page
 from offramp.evaluation.reports import INTRO, draw_report, drawn_results, report_data
 from offramp.evaluation.tables import latex_table, markdown_tables, table_lines
-from offramp.utils.files import write_text
+from offramp.utils.files import check_output_file, write_text
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ def report(
         markdown: write only the tables, as this Markdown file.
         speeds: another folder, of which only bench and length files are taken.
     """
+    check_output_file(markdown)
     found = collect_results(str(folder))
     if speeds:
         timed = collect_results(speeds)
@@ -44,7 +45,7 @@ def report(
         raise OfframpError("results to report", f"none in {folder}{damaged}", fix)
     families = join_families(found.entries)
     listed = table_lines([*found.entries, *families], found.benches)
-    if markdown:
+    if markdown is not None:
         write_text(Path(markdown), INTRO + "\n" + markdown_tables(listed) + "\n")
         return Report(found, [Path(markdown)])
     target = Path(out or folder)

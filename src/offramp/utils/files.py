@@ -6,6 +6,7 @@ output) are written to as streams.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -37,6 +38,8 @@ def atomic_replace(path: Path) -> Iterator[Path]:
             raise write_error(path, error) from error
         return
     final = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not final.name:  # the root, or nothing at all
+        raise write_error(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     temporary = final.with_name(f".{final.name}.{os.getpid()}.new")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +60,26 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 def is_stream(path: Path) -> bool:
     """Return whether a path is written to and never replaced: `-`, a device, a FIFO, a socket, or a link to one."""
     return str(path) == STANDARD_OUTPUT or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def check_output_file(output: str | Path | None, *inputs: str | Path | None) -> None:
+    """Raise an error if no file can be written at `output`, before the work whose result it is to hold.
+
+    That is a folder, a place below a file, no name at all, or one of the `inputs` (see `check_not_input`).
+    """
+    if output is None or is_stream(Path(output)):
+        return
+    final = Path(os.path.realpath(output))
+    below = next((folder for folder in final.parents if folder.exists()), final.parent)
+    if not str(output):
+        given = "no name"
+    elif final.is_dir() or str(output).endswith(("/", os.sep)):
+        given = f"{output}, which is a folder"
+    elif not below.is_dir():
+        given = f"{output}, but {below} is a file"
+    else:
+        return check_not_input(output, *inputs)
+    raise OfframpError("a file to write", given, "name a file")
 
 
 def check_not_input(output: str | Path | None, *inputs: str | Path | None) -> None:
