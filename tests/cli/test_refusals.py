@@ -89,7 +89,7 @@ def test_train_refuses_a_method_that_does_not_serve_the_task(call: Call, base: s
 
 
 BAD_EVALUATION: dict[str, tuple[list[str], list[str]]] = {
-    "no run": (["nowhere", "--data", "rows.jsonl"], ["nowhere", "no such folder", "offramp train --out"]),
+    "no run": (["nowhere", "--data", "rows.jsonl"], ["nowhere", "no such folder", "--out of `offramp train`"]),
     "another folder": (["gpt", "--data", "rows.jsonl"], ["gpt", "without offramp.json"]),
     "no rows": (["RUN", "--data", "nothing.jsonl"], ["nothing.jsonl", "no such file"]),
     "no labels": (["RUN", "--data", "plain.jsonl"], ["'label'", "plain.jsonl", "columns found: text"]),
