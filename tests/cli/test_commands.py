@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import offramp
 from offramp import cli
+from offramp.inference.predictor import CHUNK, Predictor
 from tests import factories
 from tests.cli.calls import Call, CommandResult, train_words, write_rows
 
@@ -161,3 +163,22 @@ def test_main_exits_with_130_after_ctrl_c(call: Call, monkeypatch: pytest.Monkey
     monkeypatch.setattr("offramp.commands.info.environment", stop)
     result = call("info", "--env")
     assert result.code == 130 and "stopped" in result.err and "--resume" in result.err
+
+
+def test_predict_names_the_file_of_its_answers_after_ctrl_c(
+    call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = factories.labelled_rows("classification", 2 * CHUNK)
+    source, run = factories.write_jsonl(Path("in.jsonl"), rows), Predictor.run
+
+    def stop_at_the_second(model: Predictor, *given: Any) -> Any:
+        monkeypatch.setattr(Predictor, "run", stop)
+        return run(model, *given)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Predictor, "run", stop_at_the_second)
+    result = call("predict", trained, "--input", source, "--output", "out.jsonl", "--batch-size", 1)
+    assert result.code == 130 and "out.jsonl.partial" in result.err and "stopped" in result.err
+    assert Path("out.jsonl.partial").read_text().count("\n") == CHUNK and not Path("out.jsonl").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,80 @@ def test_a_bad_row_leaves_the_old_file_if_strict(predictor: Predictor, tmp_path:
             PredictOptions(1, strict=True),
         )
     assert f"line {CHUNK + 3}: 'text' is empty" in str(caught.value)
-    assert factories.read_files(tmp_path).keys() == {"in.jsonl", "out.jsonl"} and output.read_text() == "old answers"
+    kept = {"in.jsonl", "out.jsonl", "out.jsonl.partial"}
+    assert factories.read_files(tmp_path).keys() == kept and output.read_text() == "old answers"
+    assert (tmp_path / "out.jsonl.partial").read_text().count("\n") == CHUNK, "what was answered before"
+
+
+class StopsEarly:
+    """A predictor that is stopped, or fails, at its second chunk."""
+
+    def __init__(self, model: Predictor, stop: BaseException) -> None:
+        self.run, self.stop, self.calls = model.run, stop, 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise self.stop
+        return self.run(*given)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), OSError(28, "No space left"), MemoryError()])
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_answers_before_an_early_stop_are_kept_beside_the_old_file(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException, ending: str
+) -> None:
+    source = factories.write_jsonl(tmp_path / "in.jsonl", text_rows(CHUNK + 3))
+    output, partial = tmp_path / f"out.{ending}", tmp_path / f"out.{ending}.partial"
+    output.write_text("old answers")
+    monkeypatch.setattr(predictor, "run", StopsEarly(predictor, stop))
+    wanted = OfframpError if isinstance(stop, OSError) else type(stop)
+    with pytest.raises(wanted), pytest.warns(UserWarning, match=re.escape(str(partial))):
+        predict_stream(predictor, source, str(output), predictor.settings(1.0), PredictOptions(1))
+    monkeypatch.undo()
+    opener: Any = gzip.open if ending.endswith("gz") else open
+    with opener(partial, "rt") as file:
+        answers = [json.loads(line) for line in file]
+    assert answers == json.loads(json.dumps(predictor.predict(text_rows(CHUNK), 1.0, batch_size=1)))
+    assert output.read_text() == "old answers" and len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_nothing_is_kept_of_a_file_without_answers(predictor: Predictor, tmp_path: Path, name: str) -> None:
+    source = factories.write_jsonl(tmp_path / "in.jsonl", [{"text": ""}])
+    with pytest.raises(OfframpError, match="is empty"):
+        predict_stream(predictor, source, str(tmp_path / name), predictor.settings(), PredictOptions(strict=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_rows_before_the_damage_of_a_file_are_answered(
+    predictor: Predictor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "".join(json.dumps({"text": row["text"], "id": os.urandom(50).hex()}) + "\n" for row in text_rows(600))
+    content = gzip.compress(lines.encode())
+    (tmp_path / "in.jsonl.gz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(OfframpError, match="cannot be read"):
+        predict_stream(predictor, str(tmp_path / "in.jsonl.gz"), None, predictor.settings(), PredictOptions())
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) > 200 and all("label" in json.loads(answer) for answer in answers)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.json", "out", "out.JSONL.GZ", "out.gz"])
+def test_the_ending_of_the_output_is_its_format(predictor: Predictor, tmp_path: Path, name: str) -> None:
+    source = factories.write_jsonl(tmp_path / "in.jsonl", text_rows(3))
+    predict_stream(predictor, source, str(tmp_path / name), predictor.settings(1.0), PredictOptions())
+    content = (tmp_path / name).read_bytes()
+    text = gzip.decompress(content) if name.lower().endswith("gz") else content
+    answers = [json.loads(line) for line in text.splitlines()]
+    assert answers == json.loads(json.dumps(predictor.predict(text_rows(3), 1.0)))
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.tsv.gz", "out.xlsx"])
+def test_other_endings_are_refused_before_any_work(trained: Path, tmp_path: Path, name: str) -> None:
+    source = factories.write_jsonl(tmp_path / "in.jsonl", text_rows(3))
+    with pytest.raises(OfframpError, match=r"JSON lines.*\n.*\.jsonl, \.json or \.txt"):
+        predict(trained / "not read", source, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_columns_are_renamed_and_long_texts_counted(predictor: Predictor, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
-import pyarrow.parquet
 import pyarrow.fs
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -36,7 +36,10 @@ def command(
     *,
     input: Annotated[str, typer.Option(help="rows to predict, or - for standard input; with --cluster also DIR/*.csv")],
     output: Annotated[
-        str | None, typer.Option(help="a .jsonl file; standard output if left out; with --cluster a folder")
+        str | None,
+        typer.Option(
+            help="a .jsonl (or .txt) file, .gz compresses it; standard output if left out; a folder with --cluster"
+        ),
     ] = None,
     budget: Budget = None,
     max_loss: MaxLoss = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +20,12 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Long, Predictor
 from offramp.inference.run_folder import remembered_columns
 from offramp.tasks import WindowPool
-from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_output_file
+from offramp.utils.files import STANDARD_OUTPUT, atomic_replace, check_output_file, is_stream
 
 Row = Mapping[str, Any]
 ALL = "all"  # of `keep`: every column of the input
+TEXT, ZIPPED = ".txt", ".gz"
+ENDINGS = (".jsonl", ".json", TEXT, "")  # of the output, each also before .gz; all but .txt get JSON lines
 
 
 @dataclass
@@ -80,14 +84,16 @@ def predict(
 ) -> PredictSummary:
     """Write a prediction for every row of a file or of standard input ("-"), one JSON object a line.
 
-    Without `output` (or with "-") predictions go to standard output, each as soon as it is there. A bad row gets
+    Without `output` (or with "-") predictions go to standard output, each as soon as it is there. A file has its name
+    only once it is whole; if the work is stopped early, the answers until then are in OUTPUT.partial. A bad row gets
     `{"error": …, "line": …}` in its place. In Python code `offramp.load(run).predict(texts)` is the shorter way.
 
     Args:
+        output: a .jsonl file, or a .txt file for texts alone; compressed if .gz follows.
         format: jsonl, csv, tsv, txt or json, where the ending of the input does not tell it.
         keep: columns of the input to write beside the prediction, e.g. ["id", "text"], or ["all"]; one that is called
             like a field of the prediction is written as `input_NAME`.
-        strict: raise an error at the first bad row; a file that is there already stays as it is.
+        strict: raise an error at the first bad row; an output that is there already stays as it is.
         long: "truncate" rows that are longer than the model, or read them in overlapping "window"s.
         window_pool: whether the "mean" or the "max" of the windows' probabilities counts.
         on_loaded: is called once the run is loaded.
@@ -95,6 +101,7 @@ def predict(
     The other arguments are those of `evaluate`.
     """
     check_output_file(output, input, run)
+    _output_ending(None if output is None else str(output))
     predictor = Predictor.load(run, engine, precision, threads)
     settings = predictor.settings(budget, None, max_loss, risk, latency, max_disagreement)
     remembered = remembered_columns(predictor.model.folder or run)
@@ -135,7 +142,7 @@ def predict_stream(
 ) -> PredictSummary:
     """Write the predictions of a loaded run for every row of `source`; into a .txt file their texts alone."""
     summary = PredictSummary(max_length=predictor.model.max_length)
-    text_only = output is not None and output.endswith(".txt")
+    text_only = _output_ending(output) == TEXT
     if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
     rows = stream_numbered_rows(source, columns=options.columns, remembered=options.remembered, format=options.format)
@@ -152,12 +159,20 @@ def predict_stream(
 def _ready_chunks(
     rows: Iterator[tuple[int, Any]], size: int, ready: Callable[[], bool]
 ) -> Iterator[list[tuple[int, Any]]]:
-    """Yield rows to answer together: at most `size`, and no more than can be read without waiting."""
+    """Yield rows to answer together: at most `size`, and no more than can be read without waiting.
+
+    Rows before the damage of a file are answered before its error is raised.
+    """
     for first in rows:
-        chunk = [first]
-        while len(chunk) < size and ready() and (following := next(rows, None)) is not None:
-            chunk.append(following)
+        chunk, failure = [first], None
+        try:
+            while len(chunk) < size and ready() and (following := next(rows, None)) is not None:
+                chunk.append(following)
+        except Exception as error:
+            failure = error
         yield chunk
+        if failure is not None:
+            raise failure
 
 
 def _answers(
@@ -271,11 +286,36 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
+def _output_ending(output: str | None) -> str:
+    """Return the ending of an output, without .gz; one that promises another format than JSON lines is refused."""
+    if output is None or output == STANDARD_OUTPUT:
+        return ""
+    ending = Path(Path(output).name.lower().removesuffix(ZIPPED)).suffix
+    if ending not in ENDINGS:
+        fix = "name it .jsonl, .json or .txt, each with .gz to compress it; --cluster writes parquet and csv"
+        raise OfframpError("an output whose ending tells its format", f"{output}, but predictions are JSON lines", fix)
+    return ending
+
+
 @contextmanager
 def _opened(output: str | None) -> Iterator[TextIO]:
     """Open the file for predictions, which takes its place only when all are written; or a stream."""
     if output is None or output == STANDARD_OUTPUT:
         yield sys.stdout
         return
-    with atomic_replace(Path(output)) as fresh, fresh.open("w", encoding="utf-8") as file:
-        yield file
+    with atomic_replace(Path(output), keep_unfinished=True) as fresh, fresh.open("wb") as plain:
+        if not output.lower().endswith(ZIPPED):
+            with io.TextIOWrapper(plain, encoding="utf-8") as file:
+                yield file
+            return
+        with (
+            gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as zipped,  # its header names no temporary file
+            io.TextIOWrapper(zipped, encoding="utf-8") as file,
+        ):
+            try:
+                yield file
+            except BaseException:
+                file.flush()
+                if zipped.tell() == 0 and not is_stream(fresh):  # a header around nothing is not worth keeping
+                    fresh.unlink()
+                raise

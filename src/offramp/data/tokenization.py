@@ -1,8 +1,8 @@
 """From texts to token ids, as lists of `Encoded`, never padded.
 
 The result of a row depends on that row and the maximum length alone, never on the other rows of the call.
-Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`. They encode rows whole, and rows are
-cut here: a call of transformers would set the truncation of the tokenizer, which threads share.
+Tokenizers are those of transformers 5, all backed by the Rust library `tokenizers`. They encode rows whole, and rows
+are cut here: a call of transformers would set the truncation of the tokenizer, which threads share.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Output files: the rows of a block as they were, with the columns of their predictions added.
 
 Every output file of a job has the same columns and types, whatever its rows hold: `label`, `scores` and `error` are
-texts (`scores` is JSON), `truncated` is the number of tokens that a row lost, `error` is "" where there is none, and a row
-with an error has no other added value.
+texts (`scores` is JSON), `truncated` is the number of tokens that a row lost, `error` is "" where there is none, and a
+row with an error has no other added value.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,14 +23,16 @@ from safetensors import SafetensorError
 from offramp.errors import OfframpError
 
 STANDARD_OUTPUT = "-"
+PARTIAL = ".partial"  # ending of a file that was not finished
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(new|old)")  # names of files and folders while writing
 
 
 @contextmanager
-def atomic_replace(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path, keep_unfinished: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` if the block succeeds and is removed if it does not.
 
-    Of a symbolic link the target is replaced. A stream (see `is_stream`) is yielded itself.
+    Of a symbolic link the target is replaced. A stream (see `is_stream`) is yielded itself. With `keep_unfinished` a
+    file that could not be finished becomes NAME.partial, and a warning names it.
     """
     if is_stream(path):
         try:
@@ -54,7 +57,17 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise write_error(path, error) from error
     finally:
+        if keep_unfinished:  # where the block succeeded it has gone
+            _keep_unfinished(temporary, final.with_name(final.name + PARTIAL))
         remove_path(temporary)
+
+
+def _keep_unfinished(temporary: Path, partial: Path) -> None:
+    """Keep a file that holds something under a name that tells that it is not whole."""
+    with suppress(OSError):
+        if temporary.is_file() and temporary.stat().st_size > 0:
+            os.replace(temporary, partial)
+            warnings.warn(f"stopped early: what was written until then is in {partial}", stacklevel=2)
 
 
 def is_stream(path: Path) -> bool:
