@@ -194,12 +194,34 @@ def test_columns_of_the_input_are_kept(predictor: Predictor, tmp_path: Path) -> 
     source = Path(factories.write_jsonl(tmp_path / "in.jsonl", rows))
     named = {"columns": {"text": "sentence"}}
     first, second = answered(predictor, source, keep=("id", "sentence"), **named)
-    assert list(first)[:3] == ["id", "text", "label"] and (first["id"], first["text"]) == (7, "a film")
+    assert list(first)[:3] == ["id", "sentence", "label"] and (first["id"], first["sentence"]) == (7, "a film")
     assert (second["id"], second["line"]) == (8, 2)
     first, second = answered(predictor, source, keep=("all",), **named)
     assert first["input_label"] == "good" and second["label"] == "bad"
+    assert list(first)[:3] == ["id", "sentence", "input_label"]
+    assert answered(predictor, source, keep=("text",), **named)[0]["text"] == "a film", "our name for it"
     with pytest.raises(OfframpError, match="idd"):
         answered(predictor, source, keep=("idd",), **named)
+
+
+@pytest.mark.parametrize("given", ["columns", "remembered"])
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_kept_columns_have_the_names_of_the_file(predictor: Predictor, tmp_path: Path, given: str, ending: str) -> None:
+    source = tmp_path / f"in.{ending}"
+    source.write_text("id,sentence\n7,a film\n" if ending == "csv" else '{"id": "7", "sentence": "a film"}\n')
+    options: dict[str, Any] = {given: {"text": "sentence"}}
+    for keep in (("sentence", "id"), ("all",)):
+        (answer,) = answered(predictor, source, keep=keep, **options)
+        assert {name: answer.get(name) for name in ("id", "sentence", "text")} == {
+            "id": "7", "sentence": "a film", "text": None}  # fmt: skip
+
+
+def test_a_column_that_gives_way_to_another_is_kept_as_it_was(predictor: Predictor, tmp_path: Path) -> None:
+    source = Path(factories.write_jsonl(tmp_path / "in.jsonl", [{"text": "a bad film", "sentence": "a film"}]))
+    (kept,) = answered(predictor, source, keep=("text", "sentence"), columns={"text": "sentence"})
+    assert (kept["text"], kept["sentence"]) == ("a bad film", "a film")
+    (kept,) = answered(predictor, source, keep=("all",), remembered={"text": "sentence"})
+    assert (kept["text"], kept["sentence"]) == ("a bad film", "a film")
 
 
 @pytest.mark.parametrize(("format", "separator"), [("csv", ","), ("tsv", "\t")])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from offramp import distributed
-from offramp.data.readers import more_is_ready, stream_numbered_rows
+from offramp.data.readers import RenamedRow, more_is_ready, stream_numbered_rows
 from offramp.data.tokenization import Encoded
 from offramp.distributed import BatchSummary
 from offramp.errors import OfframpError
@@ -146,7 +146,7 @@ def predict_stream(
     if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
     rows = stream_numbered_rows(source, columns=options.columns, remembered=options.remembered, format=options.format)
-    kept = _KeptColumns(options.keep, options.columns, "standard input" if source == "-" else source)
+    kept = _KeptColumns(options.keep, "standard input" if source == "-" else source)
     size = predictor.chunk_size(options.batch_size)
     with _opened(output) as file:
         for chunk in _ready_chunks(rows, size, lambda: more_is_ready(source)):
@@ -252,28 +252,28 @@ def _one_line(error: OfframpError) -> str:
 
 
 class _KeptColumns:
-    """Columns of the input that are written beside its prediction."""
+    """Columns of the input that are written beside its prediction, under their names in the file."""
 
-    def __init__(self, keep: Sequence[str], columns: Mapping[str, str], source: str) -> None:
-        ours = {column: name for name, column in columns.items()}
-        self.names = [ours.get(name, name) for name in keep]  # a renamed column is found under our name
-        self.source, self.checked = source, False
+    def __init__(self, keep: Sequence[str], source: str) -> None:
+        self.names, self.source, self.checked = list(keep), source, False
 
     def beside(self, answer: dict[str, Any], row: Row) -> dict[str, Any]:
         """Return the kept columns of a row followed by its answer."""
         if not self.names:
             return answer
+        original = row.original if isinstance(row, RenamedRow) else row
+        found = {**row, **original}  # a column may also be named as the task names it
         if self.names != [ALL] and not self.checked:
-            self._check(row)
-        names = list(row) if self.names == [ALL] else self.names
-        return {**{f"input_{n}" if n in answer else n: row.get(n) for n in names}, **answer}
+            self._check(found, original)
+        names = list(original) if self.names == [ALL] else self.names
+        return {**{f"input_{n}" if n in answer else n: found.get(n) for n in names}, **answer}
 
-    def _check(self, row: Row) -> None:
+    def _check(self, found: Row, original: Row) -> None:
         """Refuse a name that the first row does not have."""
         self.checked = True
-        absent = [name for name in self.names if name not in row]
+        absent = [name for name in self.names if name not in found]
         if absent:
-            given = f"{', '.join(absent)} in {self.source}, whose columns are {', '.join(row)}"
+            given = f"{', '.join(absent)} in {self.source}, whose columns are {', '.join(original)}"
             raise OfframpError("columns to keep", given, f"name columns that it has, or {ALL}")
 
 

@@ -34,6 +34,14 @@ WORD_COLUMNS = ("tokens", "tags")  # CSV and TSV have no lists: these hold words
 LABEL_COLUMN = "label"  # of CSV and TSV: spaces around it mean nothing, and an empty field is no label
 
 
+class RenamedRow(Row):
+    """A row under our column names that still knows the row of the file."""
+
+    def __init__(self, row: Row, original: Row) -> None:
+        super().__init__(row)
+        self.original = original
+
+
 def read_rows(
     source: str,
     *,
@@ -71,6 +79,7 @@ def stream_numbered_rows(
 ) -> Iterator[formats.NumberedRow]:
     """Yield the line and the row, or the error of a bad one: `predict` follows a pipe of any length with it.
 
+    A row in which a column has another name than in the file is a `RenamedRow`.
     `format` is one of `FORMATS`, for sources whose ending does not tell it.
     """
     rows = _reader(source, format)(source)
@@ -92,7 +101,7 @@ def _only_rows(numbered: Iterator[formats.NumberedRow]) -> Iterator[Row]:
     for _, row in numbered:
         if isinstance(row, OfframpError):
             raise row
-        yield row
+        yield dict(row) if isinstance(row, RenamedRow) else row  # kept in memory without the row of the file
 
 
 def require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], source: str) -> None:
@@ -174,7 +183,7 @@ def _rename(row: Row, source: str, number: int, columns: Mapping[str, str]) -> R
     if absent:
         return _column_error(absent[0], row, source, number, our_name[absent[0]])
     renamed = {name: value for name, value in row.items() if name not in our_name}
-    return {**renamed, **{name: row[column] for name, column in columns.items()}}
+    return RenamedRow({**renamed, **{name: row[column] for name, column in columns.items()}}, row)
 
 
 def _clean_delimited(row: Row) -> None:
