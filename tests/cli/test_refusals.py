@@ -142,6 +142,15 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     assert result.err.count("\n") <= 4 and not list(Path("folder").iterdir())
 
 
+@pytest.mark.parametrize("more", [[], ["--long", "truncate"], ["--cluster", "local", "--output", "out"]])
+def test_a_way_to_join_windows_needs_windows(call: Call, trained: Path, more: list[str]) -> None:
+    write_rows("rows.jsonl", [{"text": "a film"}])
+    result = call("predict", trained, "--input", "rows.jsonl", "--window-pool", "max", *more)
+    assert result.code == 2 and "--window-pool max with --long truncate" in result.err
+    result = call("predict", trained, "--input", "rows.jsonl", "--cluster", "local", "--output", "")
+    assert result.code == 2 and "a folder for the answers" in result.err
+
+
 def test_predict_and_info_refuse_bad_input(call: Call, trained: Path) -> None:
     write_rows("empty-text.jsonl", [{"text": "a film"}, {"text": ""}])
     result = call("predict", trained, "--input", "empty-text.jsonl", "--output", "answers.jsonl", "--strict")

@@ -24,6 +24,7 @@ from offramp.cli._options import (
     comma_list,
 )
 from offramp.data.readers import check_source
+from offramp.errors import OfframpError
 from offramp.utils.command_line import key_values
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def command(
     long: Annotated[
         str, typer.Option(help="texts that are longer than the model: truncate, or window (read in overlapping parts)")
     ] = "truncate",
-    window_pool: Annotated[str, typer.Option(help="with --long window: mean or max of the parts' scores")] = "mean",
+    window_pool: Annotated[
+        str | None, typer.Option(help="with --long window: mean or max of the parts' scores; mean if left out")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="stop at the first bad row instead of going on")] = False,
     cluster: Annotated[
         str | None, typer.Option(help="answer many files on Ray: auto, an address, or local for this machine")
@@ -80,6 +83,9 @@ def command(
     check_run(run)
     if cluster is None:
         check_source(input)
+    if window_pool is not None and long != "window":
+        given = f"--window-pool {window_pool} with --long {long}"
+        raise OfframpError("options that go together", given, "add --long window, or leave it out")
     from offramp.cli.printing.console import print_note
     from offramp.cli.printing.progress import predictions_on_screen, row_bar
     from offramp.commands.predict import check_cluster_options, predict, predict_on_cluster
@@ -109,7 +115,7 @@ def command(
                 precision=precision,
                 columns=key_values(column, "--column"),
                 long=long,
-                window_pool=window_pool,
+                window_pool=window_pool or "mean",
                 format=output_format,
             )
         earlier = f", {batch.earlier_rows} of them before" if batch.earlier_rows else ""
@@ -136,7 +142,7 @@ def command(
             keep=comma_list(keep or ""),
             strict=strict,
             long=long,  # type: ignore[arg-type]  # checked there
-            window_pool=window_pool,  # type: ignore[arg-type]  # checked there
+            window_pool=window_pool or "mean",  # type: ignore[arg-type]  # checked there
             on_loaded=gc.freeze,  # a collection that passes over all loaded libraries would slow a long stream down
         )
     if done.bad_rows:
