@@ -94,8 +94,8 @@ def predict(
 
     Columns `label`, `scores`, `exit_layer`, `tokens_kept`, `macs`, `truncated` (tokens that the row lost) and `error`
     are added (with the prefix `predicted_` where the input has such a column) and rows stay otherwise as they were. A
-    row that cannot be answered gets an `error`. Started again after a kill, the same call continues, and the output holds every row once; with another
-    model, points file, budget, input or way to read long rows it refuses to.
+    row that cannot be answered gets an `error`. Started again after a kill, the same call continues, and the output
+    holds every row once; with another model, points file, budget, input or way to read long rows it refuses to.
 
     Args:
         input: a file, a folder, a pattern such as `DIR/*.parquet`, or a list of them (parquet, jsonl, csv; local or on
