@@ -70,9 +70,8 @@ def encode_text_windows(tokenizer: Tokenizer, texts: Sequence[str], max_length: 
     windows: list[Encoded] = []
     for example, encoding in enumerate(_whole(tokenizer, list(texts))):
         row = _row(encoding, example, typed, False)
-        for kept in _window_places(encoding.sequence_ids, 0, max_length, overlap, side):
-            ids, types, words = ([column[place] for place in kept] for column in (row.ids, row.types, row.words))
-            windows.append(Encoded(ids, types, example, words, [], 0))
+        places = _window_places(encoding.sequence_ids, 0, max_length, overlap, side)
+        windows += [_piece(row, kept) for kept in places]
     return windows
 
 
@@ -101,12 +100,12 @@ def encode_windows(
     heads, cuts = _shorten(tokenizer, questions, longest)
     overlap = min(stride, (room - longest) // 2)
     typed, side = "token_type_ids" in tokenizer.model_input_names, tokenizer.truncation_side
-    encodings = _whole(tokenizer, list(zip(heads, contexts, strict=True)))
-    return [
-        _window(encoding, kept, example, typed, cuts[example])
-        for example, encoding in enumerate(encodings)
-        for kept in _window_places(encoding.sequence_ids, 1, max_length, overlap, side)
-    ]
+    windows: list[Encoded] = []
+    for example, encoding in enumerate(_whole(tokenizer, list(zip(heads, contexts, strict=True)))):
+        row = _question_row(encoding, example, typed, cuts[example])
+        places = _window_places(encoding.sequence_ids, 1, max_length, overlap, side)
+        windows += [_piece(row, kept) for kept in places]
+    return windows
 
 
 def _encode(
@@ -165,6 +164,15 @@ def _kept_places(sides: Sequence[int | None], count: int, truncation_side: str) 
     return sorted(kept)
 
 
+def _question_row(encoding: Any, example: int, typed: bool, cut: int) -> Encoded:
+    """Return a whole question and context; words and offsets are those of the context."""
+    ids = encoding.ids
+    inside = [side == 1 for side in encoding.sequence_ids]
+    words = [word if is_in else -1 for word, is_in in zip(encoding.word_ids, inside, strict=True)]
+    offsets = [pair if is_in else (0, 0) for pair, is_in in zip(encoding.offsets, inside, strict=True)]
+    return Encoded(ids, encoding.type_ids if typed else [0] * len(ids), example, words, offsets, cut)
+
+
 def _window_places(
     sides: Sequence[int | None], cut_side: int, max_length: int, overlap: int, truncation_side: str
 ) -> Iterator[list[int]]:
@@ -172,11 +180,11 @@ def _window_places(
 
     Pieces overlap; they begin at the end of the text if the tokenizer cuts on the left, as those of `tokenizers` do.
     """
-    cut = [place for place, side in enumerate(sides) if side == cut_side]
-    others = [place for place, side in enumerate(sides) if side != cut_side]
     if len(sides) <= max_length:
         yield list(range(len(sides)))
         return
+    cut = [place for place, side in enumerate(sides) if side == cut_side]
+    others = [place for place, side in enumerate(sides) if side != cut_side]
     room = max_length - len(others)
     for begin in range(0, len(cut), room - overlap):
         end = min(begin + room, len(cut))
@@ -186,17 +194,13 @@ def _window_places(
             return
 
 
-def _window(encoding: Any, kept: Sequence[int], example: int, typed: bool, cut: int) -> Encoded:
-    ids, types, sides = encoding.ids, encoding.type_ids, encoding.sequence_ids
-    words = [word if side == 1 else -1 for word, side in zip(encoding.word_ids, sides, strict=True)]
-    offsets = [pair if side == 1 else (0, 0) for pair, side in zip(encoding.offsets, sides, strict=True)]
+def _piece(row: Encoded, kept: Sequence[int]) -> Encoded:
+    """Return a row with the tokens at some places."""
+    if len(kept) == len(row.ids):
+        return row
+    ids, types, words = ([column[place] for place in kept] for column in (row.ids, row.types, row.words))
     return Encoded(
-        [ids[place] for place in kept],
-        [types[place] for place in kept] if typed else [0] * len(kept),
-        example,
-        [words[place] for place in kept],
-        [offsets[place] for place in kept],
-        cut,
+        ids, types, row.example, words, [row.offsets[place] for place in kept] if row.offsets else [], row.cut
     )
 
 
