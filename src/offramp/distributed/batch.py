@@ -191,10 +191,11 @@ def _predict_files(
         raise OfframpError("an output format", repr(kind), f"choose one of {', '.join(FORMATS)}")
     folder = OutputFolder(output, kind)
     manifest = folder.read_manifest()
-    if manifest is None or "added" in manifest:
+    if manifest is None:
         form = ShardFormat(kind, input_schema(files))
-    else:  # begun by an earlier version: all output files of a job have the same columns
-        form = ShardFormat(kind, input_schema(files[:1]), FIRST_ADDED)
+    else:  # all output files of a job have the same columns; earlier manifests name none, and the first file decided
+        schema = input_schema(files if "added" in manifest else files[:1])
+        form = ShardFormat(kind, schema, manifest.get("added", FIRST_ADDED))
     job = replace(_with_columns(job, form.schema.names), splits_words=format_of(files[0].path) == "csv")
     blocks = _agree(folder, manifest, job, files, block_rows)
     records = folder.records()
