@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 import offramp
 from offramp.core.packed import pack
@@ -38,6 +39,25 @@ def test_metrics_counted_by_hand() -> None:
     scores = TASK.metrics(ROWS, [{"labels": ["a"]}, {"labels": ["b"]}, {"labels": ["a", "c"]}])
     assert scores["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))  # three right, one too many, one missing
     assert scores["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_one_label_is_scored_as_one_of_several() -> None:
+    rows = [{"text": "x", "labels": labels} for labels in (["a"], ["a"], [], [], [], [], [], [])]
+    task = MultiLabelTask.from_rows(rows, "rows")
+    given = [{"labels": labels} for labels in (["a"], [], ["a"], [], [], [], [], [])]
+    scores = task.metrics(rows, given)  # one right, one too many, one missing; of the absent label nothing is counted
+    assert task.labels == ("a",) and scores == {"micro_f1": 0.5, "macro_f1": 0.5, "exact_match": 0.75}
+    nothing = [{"labels": []}] * 8
+    assert task.metrics(rows, nothing) == {"micro_f1": 0.0, "macro_f1": 0.0, "exact_match": 0.75}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_f1_of_several_labels_is_that_of_scikit_learn(seed: int) -> None:
+    drawn = np.random.default_rng(seed).random((2, 9, 3)) < 0.4
+    rows, given = ([{"labels": [n for n, own in zip("abc", row, strict=True) if own]} for row in part] for part in drawn)
+    scores = TASK.metrics(rows, given)
+    for name in ("micro", "macro"):
+        assert scores[f"{name}_f1"] == pytest.approx(f1_score(*drawn, average=name, zero_division=0.0))
 
 
 def test_uncertainty_is_that_of_the_least_certain_label() -> None:
