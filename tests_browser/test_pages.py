@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
-from tests.evaluation.result_files import cell, write_results
+from tests.evaluation.result_files import cell, perplexity_cells, write_results
 
 from offramp.commands.report import report
 from offramp.evaluation.explanations import ExplainedPass, Explanation, LayerStep
@@ -109,6 +109,17 @@ def test_report_page_sorts_and_shows_the_values_of_a_mark(page: Page, folder: Pa
     assert page.locator("#speed tbody tr").count() == 6 and "offramp bench" in page.locator("#sources").inner_text()
     page.locator("#sets button").nth(1).click()
     assert page.locator("#heading").inner_text() == "speed: sst2" and fits(page)
+
+
+def test_report_page_draws_the_best_perplexities_which_are_the_lowest(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(perplexity_cells(5.0, [(0.2, 9.0), (0.6, 5.04), (1.0, 5.0)])))
+    report(str(tmp_path), out=str(tmp_path / "report"))
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    marks = page.locator("#curves .mark").all()
+    labels = [str(mark.get_attribute("aria-label")) for mark in marks]
+    assert any("perplexity 5.04" in label for label in labels) and not any("9.00" in label for label in labels)
+    front = str(page.locator("#curves path.front").get_attribute("d"))
+    assert front.count("H") == 1, "from 5.04 down to 5.0"
 
 
 def test_report_page_folds_the_tables_of_single_studies(page: Page, tmp_path: Path) -> None:

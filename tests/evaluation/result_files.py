@@ -24,6 +24,17 @@ def curve_cells(seed: int, full: float, points: list[tuple[float, float]]) -> li
     return [first, picked]
 
 
+def perplexity_cells(full: float, points: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Return what `eval --curve` writes of a masked language model, where lower is better."""
+    curve = [
+        {"share_of_full": share, "metrics": {"perplexity": score}, "expected": {"mac_share": share, "score": score}}
+        for share, score in points
+    ]
+    metrics = {"perplexity": full}
+    first = cell(metrics=metrics, chosen={"by": "full", "value": None}, curve=curve)
+    return [first, cell(metrics=metrics, chosen={"by": "max_loss", "value": 0.01})]
+
+
 def bench() -> dict[str, Any]:
     """Return the fields of a bench file that reports read."""
     rows = [

@@ -9,7 +9,7 @@ import pytest
 
 from offramp.commands.report import report
 from offramp.evaluation.collect import CurvePoint, collect_results, join_families
-from tests.evaluation.result_files import cell, penalised, write_results
+from tests.evaluation.result_files import cell, penalised, perplexity_cells, write_results
 
 
 @pytest.fixture
@@ -75,6 +75,20 @@ def test_join_families_joins_runs_that_differ_in_one_number(tmp_path: Path) -> N
         "| power_bert (penalty=1e-3 or 1e-2, soft_lr=0.1) | tiny | 91.0 | 88.0 at 0.300 | – | 91.0 at 0.800 |" in text
     )
     assert text.count("| power_bert") == 5  # the family, and each run by itself
+
+
+def test_a_family_of_perplexities_loses_where_they_grow(tmp_path: Path) -> None:
+    for penalty, points in (("1e-3", [(0.7, 5.3), (0.8, 5.0)]), ("1e-2", [(0.2, 9.0), (0.3, 5.04)])):
+        trained = {"trained": {"options": {"penalty": penalty}}}
+        cells = [{**one, **trained} for one in perplexity_cells(points[-1][1], points)]
+        cells = [{**one, "macs": {"mean": 1, "share_of_full": points[-1][0]}} for one in cells]
+        (tmp_path / f"{penalty}.json").write_text(json.dumps(cells))
+    (family,) = join_families(collect_results(tmp_path).entries)
+    assert family.chosen == {
+        "0.005": CurvePoint(0.8, 5.0),
+        "0.01": CurvePoint(0.3, 5.04),
+        "0.02": CurvePoint(0.3, 5.04),
+    }
 
 
 @pytest.mark.parametrize(

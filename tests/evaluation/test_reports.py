@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from offramp.cli import main
 from offramp.commands.report import report
 from offramp.errors import OfframpError
-from tests.evaluation.result_files import write_results
+from tests.evaluation.result_files import perplexity_cells, write_results
 
 
 @pytest.fixture
@@ -43,6 +45,37 @@ def test_report_of_one_experiment_is_named_by_its_data(folder: Path) -> None:
     names = {path.name for path in report(str(folder / "exits"), out=str(folder / "report")).written}
     assert names == {"report.html", "report.md", "report.tex", "sst2.png", "sst2.svg"}
     assert (folder / "report" / "report.md").read_text(encoding="utf-8").startswith("### sst2")
+
+
+def test_the_picture_shows_the_best_perplexities_which_are_the_lowest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[list[float], list[float]]] = []
+
+    def plot(axes: Axes, x: list[float], y: list[float], *others: Any, **more: Any) -> Any:
+        drawn.append((x, y))
+        return real(axes, x, y, *others, **more)
+
+    real = Axes.plot
+    monkeypatch.setattr(Axes, "plot", plot)
+    cells = perplexity_cells(5.0, [(0.2, 9.0), (0.6, 5.04), (1.0, 5.0)])
+    (tmp_path / "a.json").write_text(json.dumps(cells))
+    report(str(tmp_path), out=str(tmp_path / "report"))
+    assert drawn == [([0.6, 1.0], [5.04, 5.0])]
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    held = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert [one["higher_is_better"] for one in held["entries"]] == [False]
+
+
+def test_report_of_a_masked_language_model_that_eval_wrote(every_task: dict[str, Path], tmp_path: Path) -> None:
+    run, data = every_task["masked_lm"], every_task["masked_lm"].parent / "dev.jsonl"
+    (tmp_path / "results").mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(run), "--data", str(data), "--curve", "--json", str(tmp_path / "results" / "a.json")])
+    assert end.value.code in (0, None)
+    (one,) = report(str(tmp_path / "results"), out=str(tmp_path / "report")).found.entries
+    assert one.metric == "perplexity" and not one.higher_is_better
+    assert one.cells[0]["higher_is_better"] is False
 
 
 def test_report_refuses_an_empty_or_missing_folder(tmp_path: Path) -> None:

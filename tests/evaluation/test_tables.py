@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offramp.evaluation.collect import CurvePoint, collect_results, lowest_share
+from offramp.evaluation.collect import CurvePoint, collect_results, model_result
 from offramp.evaluation.tables import COLUMNS, latex_table, markdown_tables, mean_and_spread, table_lines
-from tests.evaluation.result_files import cell, curve_cells, write_results
+from tests.evaluation.result_files import cell, curve_cells, perplexity_cells, write_results
 
 BELOW = COLUMNS.index("≤ 1.0 below full")
 
@@ -52,8 +52,8 @@ def test_model_is_compared_with_fine_tuning_of_the_same_model(folder: Path) -> N
 
 
 def test_lowest_share_and_mean_and_spread() -> None:
-    points = [CurvePoint(0.1, 0.5), CurvePoint(0.2, 0.895), CurvePoint(0.6, 0.899)]
-    assert lowest_share(points, 0.9, 0.005) == 0.2 and lowest_share(points, 0.9, 0.0) is None
+    one = model_result(curve_cells(1, 0.9, [(0.1, 0.5), (0.2, 0.895), (0.6, 0.899)]), "a.json")
+    assert one.lowest_share(0.9, 0.005) == 0.2 and one.lowest_share(0.9, 0.0) is None
     assert mean_and_spread([1.0]) == "1.0" and mean_and_spread([1.0, 3.0]) == "2.0 ± 1.4"
 
 
@@ -62,6 +62,23 @@ def test_loss_is_measured_in_the_units_of_the_metric(tmp_path: Path) -> None:
     content = cell(metrics={"bleu": 34.5}, chosen={"by": "full", "value": None}, curve=curve)
     (tmp_path / "a.json").write_text(json.dumps(content))
     assert table_lines(collect_results(tmp_path).entries)[0].cells[6:8] == ("0.600", "0.600")
+
+
+@pytest.mark.parametrize("more", [{}, {"higher_is_better": False}])  # cells of earlier versions have no such field
+def test_a_perplexity_loses_where_it_grows(tmp_path: Path, more: dict[str, Any]) -> None:
+    first, picked = perplexity_cells(5.0, [(0.2, 9.0), (0.6, 5.04), (1.0, 5.0)])
+    (tmp_path / "a.json").write_text(json.dumps([{**first, **more}, {**picked, **more}]))
+    (tmp_path / "full.json").write_text(json.dumps({**perplexity_cells(4.97, [(1.0, 4.97)])[0], "method": "full"}))
+    line = next(one for one in cells_of(tmp_path) if one["method"] == "branchynet")
+    assert (line["curve ≤ 0.5"], line["curve ≤ 1.0"]) == ("1.000", "0.600")
+    assert (line["≤ 1.0 below full"], line["≤ 2.0 below full"]) == ("1.000", "0.600")
+
+
+def test_the_direction_of_an_unknown_metric_is_that_of_its_cell() -> None:
+    other = {"metrics": {"surprise": 5.0}, "curve": [], "higher_is_better": False}
+    assert model_result([cell(**other)], "a.json").loss_of(5.5, 5.0) == pytest.approx(0.1)
+    assert model_result([cell()], "a.json").loss_of(0.85, 0.9) == pytest.approx(0.05)
+    assert model_result([cell(metrics={"bleu": 30.0})], "a.json").loss_of(29.0, 30.0) == pytest.approx(0.01)
 
 
 def cells_of(folder: Path, benches: Sequence[Any] = ()) -> list[dict[str, str]]:

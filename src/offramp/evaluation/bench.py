@@ -39,6 +39,7 @@ from offramp.evaluation.peers import BenchModel, EncodedBatch
 from offramp.evaluation.result_cells import data_and_split
 from offramp.evaluation.subprocesses import MEMORY_MEASURE, run_fresh
 from offramp.evaluation.timing import time_in_turns, turn_count
+from offramp.inference.operating_points import score_loss
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.tasks import Task
@@ -319,6 +320,7 @@ def bench_header(
         "model": model_name(model.model.base_model),
         "method": model.model.method.name,
         "metric": data.task.metric,
+        "higher_is_better": data.task.higher_is_better,
         "peers_run": "the plain Hugging Face model of the folder, which is "
         + ("our full model" if model.model.method.hf_equal else "not our full model: this method changes it"),
         "row_count": len(data.data.rows),
@@ -409,8 +411,7 @@ def fastest_static(entries: Sequence[Mapping[str, Any]], task: Task) -> Mapping[
     exact = full[0]["metrics"][task.metric]
 
     def loss(entry: Mapping[str, Any]) -> float:
-        lost = exact - float(entry["metrics"][task.metric])
-        return lost / task.scale if task.higher_is_better else -lost / max(abs(exact), 1e-9)
+        return score_loss(float(entry["metrics"][task.metric]), exact, task.higher_is_better, task.scale)
 
     usable = [entry for entry in entries if entry["peer"] and loss(entry) <= MOST_LOST + 1e-9]
     return max(usable, key=lambda entry: float(entry["rows_per_second"]), default=None)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from offramp.errors import OfframpError
+from offramp.inference.operating_points import TOLERANCE, score_loss
 
 NEEDED = ("method", "model", "data", "split", "rows", "metrics", "macs", "hardware", "command", "version", "date")
 METRICS = ("entity_f1", "span_f1", "pearson", "bleu", "accuracy", "f1")  # a data set is reported by the first it has
+LOWER_IS_BETTER = ("perplexity",)  # metrics of cells that were written before they had the field
 BY_DATA = {"mrpc": "f1", "cola": "matthews"}
 LOSSES = (0.005, 0.01, 0.02)  # reports quote the cheapest point that loses at most this much
 FULL_DEPTH = "full"  # how a cell of the full model was chosen
@@ -52,6 +54,7 @@ class ModelResult:
     files: tuple[str, ...]
     others: Mapping[str, CurvePoint] = field(default_factory=dict)  # "budget 0.1" → its point
     several_splits: bool = False  # other results of the data set are about another file
+    higher_is_better: bool = True  # of the metric
 
     @property
     def section(self) -> str:
@@ -74,10 +77,24 @@ class ModelResult:
         """The share of the full model, or of the most expensive point where that was not measured."""
         return self.full.share if self.full is not None else max(point.share for point in self.curve)
 
+    def loss_of(self, score: float, full: float) -> float:
+        """Return what a score loses of the full model's, as operating points count it."""
+        return score_loss(score, full, self.higher_is_better, 100.0 / metric_scale(self.metric))
+
+    def lowest_share(self, full: float, loss: float) -> float | None:
+        """Return the smallest share on the curve that loses at most `loss` of a full score; None if no point does."""
+        fitting = (point.share for point in self.curve if self.loss_of(point.score, full) <= loss + TOLERANCE)
+        return min(fitting, default=None)
+
     @property
     def from_fine_tuned(self) -> bool:
         """Whether it was trained from a run that was already fine-tuned."""
         return (self.cells[0].get("trained") or {}).get("init") is not None
+
+
+def metric_scale(metric: str) -> float:
+    """Return what a metric is multiplied with in tables: 100 for shares of one, 1 for BLEU and perplexity."""
+    return 1.0 if metric in ("bleu", "perplexity") else 100.0
 
 
 def section_of(file: str, data: str, method: str) -> str:
@@ -171,6 +188,11 @@ def metric_of(cell: Cell) -> str:
     return known[0] if known else next(iter(cell["metrics"]))
 
 
+def direction_of(content: Mapping[str, Any], metric: str) -> bool:
+    """Return whether more of a metric is better in a cell or a bench file."""
+    return bool(content.get("higher_is_better", metric not in LOWER_IS_BETTER))
+
+
 def model_result(cells: list[Cell], *files: str) -> ModelResult:
     """Join the cells of one trained model on one split, full depth first."""
     first, metric = cells[0], metric_of(cells[0])
@@ -184,7 +206,10 @@ def model_result(cells: list[Cell], *files: str) -> ModelResult:
     named = (first["method"], label, first["model"], first["data"], first["split"], first.get("seed"))
     ordered = tuple(sorted(curve or [_cell_point(c, metric) for c in cells], key=lambda point: point.share))
     at_full = None if full is None else _cell_point(full, metric)
-    return ModelResult(*named, metric, at_full, chosen, ordered, tuple(cells), files, others)
+    higher = direction_of(first, metric)
+    return ModelResult(
+        *named, metric, at_full, chosen, ordered, tuple(cells), files, others, higher_is_better=higher
+    )
 
 
 def setting_of(cell: Cell) -> tuple[str, Any]:
@@ -229,12 +254,6 @@ def variant_label(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
 
 
-def lowest_share(points: Iterable[CurvePoint], full: float, loss: float) -> float | None:
-    """Return the smallest share on a curve that loses at most `loss`; None if no point does."""
-    fitting = [point.share for point in points if full - point.score <= loss + 1e-9]
-    return min(fitting, default=None)
-
-
 def join_families(entries: Sequence[ModelResult]) -> list[ModelResult]:
     """Join results that differ in a single number they were trained with, if that number sets the cost."""
     groups: dict[Any, list[ModelResult]] = {}
@@ -273,7 +292,8 @@ def _choose_in_family(group: Sequence[ModelResult], most_expensive: ModelResult)
         return {}
     chosen = {}
     for loss in LOSSES:
-        fitting = [(e["mac_share"], n) for n, (e, _) in enumerate(points) if full["score"] - e["score"] <= loss]
+        lost = [most_expensive.loss_of(expected["score"], full["score"]) for expected, _ in points]
+        fitting = [(e["mac_share"], n) for n, (e, _) in enumerate(points) if lost[n] <= loss + TOLERANCE]
         chosen[str(loss)] = points[min(fitting)[1]][1]
     return chosen
 

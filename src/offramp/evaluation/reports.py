@@ -12,19 +12,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from offramp.evaluation.collect import CollectedResults, CurvePoint, ModelResult
-from offramp.evaluation.tables import COLUMNS, TableLine, metric_scale, report_bench_rows, report_length_rows
+from offramp.evaluation.collect import CollectedResults, CurvePoint, ModelResult, metric_scale
+from offramp.evaluation.tables import COLUMNS, TableLine, report_bench_rows, report_length_rows
 from offramp.utils.files import atomic_replace
 
 COLOURS = matplotlib.color_sequences["tab10"]
 MARKS, SINGLE_MARKS = ("o", "s", "^"), ("D", "P", "X")  # of curves and of single points, where colours repeat
-SHOWN_BELOW_BEST = 0.12  # pictures show scores down to this share below the best: the useful range
+SHOWN_BELOW_BEST = 0.12  # pictures show scores that are worse than the best by this share: the useful range
 INTRO = """# Results
 
 Written by `offramp report DIR --markdown FILE` from the JSON files in that folder; do not edit.
 
 All scores are on rows that were used neither in training nor in calibration. “chosen ≤ x”: the cheapest point that
-loses at most x points on calibration rows; its score on the report rows, and its share of the full model's multiply-
+loses at most x points on calibration rows (of perplexity: by which it grows by at most x %); its score on the report rows, and its share of the full model's multiply-
 accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest point on the curve of the report rows
 themselves, a choice in hindsight. “≤ x below full”: the same relative to plain fine-tuning of the same model, which is
 the right comparison for static baselines and for methods that change the model. “ms a row”: a row alone, at full depth
@@ -74,6 +74,7 @@ def _entry(one: ModelResult) -> dict[str, Any]:
         "model": one.model,
         "seed": one.seed,
         "metric": one.metric,
+        "higher_is_better": one.higher_is_better,
         "full": None if one.full is None else scaled(one.full),
         "others": {setting: scaled(point) for setting, point in one.others.items()},
         "chosen": {loss: scaled(point) for loss, point in one.chosen.items()},
@@ -105,9 +106,11 @@ def _figure(title: str, own: Sequence[ModelResult]) -> Figure:
     height = max(4.6, 0.5 + 0.14 * len("\n".join(names).split("\n")))
     figure = Figure(figsize=(9.0, height), dpi=150, layout="constrained")
     axes, unit = figure.add_subplot(), metric_scale(own[0].metric)
-    best = max(point.score for one in own for point in one.curve)
+    higher = own[0].higher_is_better
+    best = (max if higher else min)(point.score for one in own for point in one.curve)
+    worst = best * (1 - SHOWN_BELOW_BEST if higher else 1 + SHOWN_BELOW_BEST)
     for one in sorted(own, key=lambda e: (_name(e, usual), e.seed or 0)):
-        kept = [point for point in one.curve if point.score >= best * (1 - SHOWN_BELOW_BEST)]
+        kept = [point for point in one.curve if (point.score >= worst if higher else point.score <= worst)]
         if not kept:
             continue
         name, single = _name(one, usual), len(kept) == 1

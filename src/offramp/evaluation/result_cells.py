@@ -75,6 +75,7 @@ def result_cell(predictor: Predictor, measurement: Measurement, origin: Origin) 
         "rows": len(measurement.data.rows),
         "seed": origin.recipe.get("schedule", {}).get("seed"),
         "metrics": {name: round(value, 6) for name, value in measurement.metrics.items()},
+        "higher_is_better": predictor.task.higher_is_better,
         **compute_fields(predictor, measurement.data, measurement.outcome),
         "seconds": None if measurement.seconds is None else round(measurement.seconds, 3),
         "engine": predictor.engine_name,

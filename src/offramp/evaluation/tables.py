@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offramp.evaluation.collect import CurvePoint, ModelResult, lowest_share, metric_of
+from offramp.evaluation.collect import CurvePoint, ModelResult, direction_of, metric_of, metric_scale
 
 COLUMNS = ("method", "model", "full depth", "chosen ≤ 1.0", "ms a row", "chosen ≤ 0.5", "curve ≤ 0.5", "curve ≤ 1.0",
            "≤ 1.0 below full", "≤ 2.0 below full", "other points", "metric", "seeds")  # fmt: skip
 TIMED_LOSS = ("max-loss=0.01", "max_loss=0.01")  # the budget of a bench row that a table shows beside full depth
 MISSING = "–"
 PLAIN = "full"  # the method that is ordinary fine-tuning
-
-
-def metric_scale(metric: str) -> float:
-    """Return what a metric is multiplied with in tables: 100 for shares of one, 1 for BLEU and perplexity."""
-    return 1.0 if metric in ("bleu", "perplexity") else 100.0
 
 
 @dataclass(frozen=True)
@@ -119,9 +114,7 @@ def _below(own: Sequence[ModelResult], entries: Sequence[ModelResult], points: f
     shares = []
     for one in own:
         reference = fine_tuned_score(one, entries)
-        shares.append(
-            None if reference is None else lowest_share(one.curve, reference, points / metric_scale(one.metric))
-        )
+        shares.append(None if reference is None else one.lowest_share(reference, points / 100.0))
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if known and len(known) == len(shares) else MISSING
 
@@ -137,10 +130,7 @@ def _chosen(own: Sequence[ModelResult], loss: str) -> str:
 
 def _in_hindsight(own: Sequence[ModelResult], points: float) -> str:
     """Return the smallest share on the curve of the report rows themselves, which is a choice in hindsight."""
-    shares = [
-        None if one.full is None else lowest_share(one.curve, one.full.score, points / metric_scale(one.metric))
-        for one in own
-    ]
+    shares = [None if one.full is None else one.lowest_share(one.full.score, points / 100.0) for one in own]
     known = [share for share in shares if share is not None]
     return f"{statistics.fmean(known):.3f}" if len(known) == len(shares) else MISSING
 
@@ -209,6 +199,7 @@ def report_bench_rows(name: str, bench: Mapping[str, Any]) -> list[dict[str, Any
                 "rate": rate,
                 "ms": 1000.0 / rate,
                 "metric": metric,
+                "higher_is_better": direction_of(bench, metric),
                 "score": None if score is None else metric_scale(metric) * score,
                 "share": row.get("mac_share"),
                 "realised": row.get("realised_over_promised"),

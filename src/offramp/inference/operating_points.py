@@ -32,6 +32,14 @@ AGREEMENT = "agreement"  # the metric of points found without labels: with the f
 EXACT = "fp32"  # the precision in which all engines decide alike
 
 
+def score_loss(score: float, full: float, higher_is_better: bool, scale: float = 1.0) -> float:
+    """Return what a score loses of the full model's, as a share of the best value of the metric, its `scale`.
+
+    Where lower is better (perplexity) it is the share by which the value grows.
+    """
+    return (full - score) / scale if higher_is_better else (score - full) / max(abs(full), 1e-9)
+
+
 @dataclass(frozen=True)
 class OperatingPoint:
     """One setting with its cost and score on the calibration rows."""
@@ -189,8 +197,7 @@ class OperatingPoints:
 
         Where lower is better (perplexity) it is the share by which the value grows.
         """
-        loss = (self.full_point.score - point.score) / self.scale
-        return loss if self.higher_is_better else -loss / max(abs(self.full_point.score), 1e-9)
+        return score_loss(point.score, self.full_point.score, self.higher_is_better, self.scale)
 
     def choose(self, budget: float | Budget | None = None) -> OperatingPoint:
         """Return the point for a share of compute (a number, or `Budget.share`), a loss, or the default budget."""

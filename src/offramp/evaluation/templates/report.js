@@ -13,12 +13,13 @@ let chosenSet = [...sets].sort((a, b) => isStudy(a) - isStudy(b) || cellsOf(b) -
 
 const pointsOf = (e) => [...e.curve, ...(e.full ? [e.full] : []), ...Object.values(e.chosen), ...Object.values(e.others)];
 
-function paretoNames(set) {
-  const all = data.entries.filter((e) => e.set === set).flatMap((e) => pointsOf(e).map((s) => ({ ...s, name: e.name })));
+function paretoNames(set) {  // of scores that are better when they are lower, the negative is compared
+  const own = data.entries.filter((e) => e.set === set), higher = own[0].higher_is_better;
+  const all = own.flatMap((e) => pointsOf(e).map((s) => ({ share: s.share, score: higher ? s.score : -s.score, name: e.name })));
   let top = -Infinity;
   const front = all.sort((a, b) => a.share - b.share || b.score - a.score).filter((s) => s.score > top && ((top = s.score), true));
   const best = front.length ? front[front.length - 1].score : 0, counts = new Map();
-  for (const s of front) counts.set(s.name, (counts.get(s.name) || 0) + 1 + (s.score > best - 2 ? 1000 : 0));
+  for (const s of front) counts.set(s.name, (counts.get(s.name) || 0) + 1 + (s.score > best - (higher ? 2 : -best / 50) ? 1000 : 0));
   return [...counts].sort((a, b) => b[1] - a[1]).slice(0, HIGHLIGHTED).map(([name]) => name);
 }
 
@@ -96,9 +97,10 @@ function chart(element, points, lines, labels) {
     least = Math.max(Math.min(...xs.filter((x) => x > 0)), labels.left || 0);  // what is cheaper stands at the left edge
   const scale = labels.log ? (x) => Math.log10(Math.max(x, least)) : (x) => x;
   const x0 = labels.log ? scale(least / 1.08) : Math.min(0, ...xs), x1 = labels.log ? scale(Math.max(...xs) * 1.05) : Math.max(...xs) * 1.02;
-  const best = Math.max(...ys), span = Math.max(best - Math.min(...ys), labels.least || 1);
-  const y1 = best + 0.06 * span;
-  const y0 = labels.zero ? 0 : Math.max(Math.min(...ys), best - 14 * (labels.least || 1)) - 0.06 * span;
+  const high = Math.max(...ys), low = Math.min(...ys), unit = labels.least || (labels.lower ? low / 100 : 1), span = Math.max(high - low, unit);
+  const y1 = (labels.lower ? Math.min(high, low + 14 * unit) : high) + 0.06 * span;
+  const y0 = labels.zero ? 0 : (labels.lower ? low : Math.max(low, high - 14 * unit)) - 0.06 * span;
+  const fits = (s) => s.y >= y0 && s.y <= y1, up = labels.lower ? -1 : 1;
   const shown = labels.tick || ((x) => String(Number(x.toPrecision(3))));
   const X = (x) => L + (W - L - R) * (scale(x) - x0) / (x1 - x0 || 1), Y = (y) => T + (H - T - B) * (1 - (y - y0) / (y1 - y0 || 1));
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": labels.title });
@@ -109,11 +111,11 @@ function chart(element, points, lines, labels) {
   svg.append(make("text", { x: (W + L) / 2, y: H - 8, "text-anchor": "middle" }, labels.x),
     make("text", { x: L + 6, y: T + 10 }, labels.y));
   for (const line of lines) svg.append(make("polyline", { fill: "none", stroke: line.colour, "stroke-opacity": line.colour === GREY ? 0.28 : 0.7,
-    points: line.points.filter((s) => s.y >= y0).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
+    points: line.points.filter(fits).map((s) => `${X(s.x)},${Y(s.y)}`).join(" ") }));
   let top = -Infinity;
-  const front = [...points].sort((a, b) => a.x - b.x || b.y - a.y).filter((s) => s.y > top && ((top = s.y), true));
-  if (!labels.zero) svg.append(make("path", { class: "front", d: front.filter((s) => s.y >= y0).map((s, i) => (i ? `H${X(s.x)}V` : `M${X(s.x)} `) + Y(s.y)).join("") }));
-  for (const point of points.filter((s) => s.marked && s.y >= y0)) {
+  const front = [...points].sort((a, b) => a.x - b.x || up * (b.y - a.y)).filter((s) => up * s.y > top && ((top = up * s.y), true));
+  if (!labels.zero) svg.append(make("path", { class: "front", d: front.filter(fits).map((s, i) => (i ? `H${X(s.x)}V` : `M${X(s.x)} `) + Y(s.y)).join("") }));
+  for (const point of points.filter((s) => s.marked && fits(s))) {
     const mark = make("g", { class: "mark", tabindex: 0, role: "img", "aria-label": point.text },
       make("circle", { cx: X(point.x), cy: Y(point.y), r: point.big ? 6 : 4, fill: point.colour }));
     for (const [on, off] of [["mouseenter", "mouseleave"], ["focus", "blur"]]) {
@@ -136,8 +138,8 @@ function curves() {
       ...Object.entries(e.chosen).map(([loss, s]) => point(s, true, `, chosen for a loss of ≤ ${100 * loss}`)),
       ...Object.entries(e.others).map(([setting, s]) => point(s, true, `, ${setting}`)));
   }
-  const metric = (entries(true)[0] || { metric: "" }).metric;
-  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates (logarithmic)", y: metric, title: "metric against compute", log: true, left: 0.01 });
+  const { metric, higher_is_better: higher } = entries(true)[0] || { metric: "", higher_is_better: true };
+  chart(find("curves"), points, lines, { x: "share of the full model's multiply-accumulates (logarithmic)", y: metric, lower: !higher, title: "metric against compute", log: true, left: 0.01 });
 }
 
 const label = (b) => `${b.name}${b.peer ? "" : `, ${b.engine}`} ${b.precision}, ${b.model}, ${b.budget === null ? "static" : `budget ${b.budget}`}`
@@ -156,7 +158,7 @@ function times() {
   const rows = timed(data.benches).filter((b) => b.score !== null && b.batch === chosenBatch);
   const lines = grouped(rows.filter((b) => !b.peer), (b) => [b.file, b.name, b.engine, b.precision, b.order].join()).map((own) => ({
     colour: colour(own[0].name), points: own.map(point).sort((a, b) => a.x - b.x) }));
-  if (rows.length) chart(find("times"), rows.map(point), lines, { x: "measured milliseconds a row (logarithmic)", y: rows[0].metric, title: "metric against time", log: true });
+  if (rows.length) chart(find("times"), rows.map(point), lines, { x: "measured milliseconds a row (logarithmic)", y: rows[0].metric, lower: !rows[0].higher_is_better, title: "metric against time", log: true });
   else find("times").replaceChildren(none(all.length ? "nothing chosen" : "no bench file for this data set"));
 }
 
