@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,36 @@ def test_finished_cells_are_timed_once_and_collected_elsewhere(data: Path, base:
     elsewhere = run_plan(plan, ComparisonOutput(tmp_path / "new", collect=str(folder)))
     assert len(elsewhere.collected) == 2 and len(elsewhere.done) == 1  # TF-IDF is always run
     assert len(collect_results(tmp_path / "new" / "cells").entries) == 3  # collected cells are in the report
+
+
+def test_models_of_the_same_name_are_both_trained(
+    data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offramp.evaluation.comparison.STATIC", ("full",))
+    folders = [shutil.copytree(base, tmp_path / name / "bert") for name in ("a", "b")]
+    compared = comparing.compare(
+        str(data / "words"),
+        str(tmp_path / "out"),
+        methods="full",
+        models=", ".join(map(str, folders)),
+        epochs=1,
+        batch_size=8,
+        collect=None,
+        bench=2,
+    )
+    assert compared.progress.done == ["words-a-bert-full-s42", "words-b-bert-full-s42"]
+    assert not compared.progress.broken
+    found = collect_results(tmp_path / "out" / "cells")
+    assert [one.model for one in found.entries] == ["a-bert", "b-bert"]
+    assert sorted(str(bench["model"]) for _, bench in found.benches) == ["a-bert", "b-bert"]
+    plan = ComparisonPlan(
+        find_data_sets(str(data / "words"), None),
+        [str(folder) for folder in folders],
+        [("full", {})],
+        [42],
+        {"epochs": 1, "batch_size": 8, "lr": 1e-4},
+    )
+    assert len(collected_cells(str(tmp_path / "out" / "cells"), plan)) == 2
 
 
 def test_run_plan_refuses_a_folder_of_other_rules(data: Path, base: str, tmp_path: Path) -> None:

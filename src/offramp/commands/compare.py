@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ def compare(
         data: a folder of data sets, NAME/train.jsonl and NAME/test.jsonl.
         out: where cells, runs and the report are written.
         methods: "all", or names with options, "branchynet,truncate:k=2".
-        models: folders or hub names, with commas between them.
+        models: folders or hub names, with commas between them. Of two with the same name, cells have folders around
+            it in front.
         seeds: how many seeds, from 42 on.
         rows: only the first training rows.
         epochs, batch_size, lr: of each stage, the same for all methods.
@@ -124,7 +125,9 @@ def compare(
     """
     limit = parse_duration(time_limit) if time_limit else None
     _check_free(out, resume)
-    named = [model_source(name) for name in models.split(",")]
+    named = [model_source(name.strip()) for name in models.split(",") if name.strip()]
+    if not named:
+        raise OfframpError("models to compare", f"--models {models!r}", "give folders or names on the hub, or minilm")
     training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     plan = ComparisonPlan(find_data_sets(data, rows), named, parse_methods(methods), range(42, 42 + seeds), training)
     command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
@@ -244,7 +247,7 @@ def _run_on_cluster(
 
 def _plain_cell(cell: ComparisonCell) -> ComparisonCell:
     """Return the cell of plain fine-tuning that a cell starts from."""
-    return ComparisonCell(cell.data, cell.model, "full", {}, cell.seed)
+    return replace(cell, method="full", options={})
 
 
 def _too_late(progress: ComparisonProgress, started: float, limit: float | None) -> bool:
@@ -272,7 +275,8 @@ def run_cell(cell: ComparisonCell, plan: ComparisonPlan, where: ComparisonOutput
         return tfidf(read_rows(cell.data.train, limit=limit), read_rows(cell.data.report), files, where.command)
     run = trained_run(cell, plan, where.out)
     predictor, rows = Predictor.load(run, "torch"), read_rows(cell.data.report)
-    return sweep_points(predictor, rows, Origin(*data_and_split(cell.data.report), where.command, read_recipe(run)))
+    cells = sweep_points(predictor, rows, Origin(*data_and_split(cell.data.report), where.command, read_recipe(run)))
+    return [{**one, "model": cell.model_in_results} for one in cells]
 
 
 def trained_run(cell: ComparisonCell, plan: ComparisonPlan, out: Path) -> str:

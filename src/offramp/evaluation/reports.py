@@ -24,13 +24,13 @@ INTRO = """# Results
 Written by `offramp report DIR --markdown FILE` from the JSON files in that folder; do not edit.
 
 All scores are on rows that were used neither in training nor in calibration. “chosen ≤ x”: the cheapest point that
-loses at most x points on calibration rows (of perplexity: by which it grows by at most x %); its score on the report rows, and its share of the full model's multiply-
-accumulates (heads counted, nothing padded). “curve ≤ x”: the cheapest point on the curve of the report rows
-themselves, a choice in hindsight. “≤ x below full”: the same relative to plain fine-tuning of the same model, which is
-the right comparison for static baselines and for methods that change the model. “ms a row”: a row alone, at full depth
-→ at the point chosen for a point lost. “other points”: cells of another setting, such as a budget. ± is the standard
-deviation over seeds. “penalty=a or b”: runs trained once for each cost, as one curve, its points chosen among all of
-them.
+loses at most x points on calibration rows (of perplexity: by which it grows by at most x %); its score on the report
+rows, and its share of the full model's multiply-accumulates (heads counted, nothing padded). “curve ≤ x”: the
+cheapest point on the curve of the report rows themselves, a choice in hindsight. “≤ x below full”: the same relative
+to plain fine-tuning of the same model, which is the right comparison for static baselines and for methods that change
+the model. “ms a row”: a row alone, at full depth → at the point chosen for a point lost. “other points”: cells of
+another setting, such as a budget. ± is the standard deviation over seeds. “penalty=a or b”: runs trained once for
+each cost, as one curve, its points chosen among all of them.
 """
 
 
