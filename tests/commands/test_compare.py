@@ -169,6 +169,28 @@ def test_a_time_limit_stops_before_a_cell(data: Path, base: str, tmp_path: Path)
     assert progress.stopped and progress.left == 2 and not progress.done
 
 
+def test_the_command_on_pairs_breaks_nothing_and_a_broken_cell_is_an_exit_code(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("offramp.evaluation.comparison.STATIC", ("full", "tfidf"))
+    (tmp_path / "pairs").mkdir()
+    for split, count, seed in (("train", 24, 0), ("test", 8, 1)):
+        factories.write_jsonl(tmp_path / "pairs" / f"{split}.jsonl", factories.labelled_rows("pairs", count, seed))
+    words = ["compare", "--data", str(tmp_path / "pairs"), "--models", base, "--methods", "full", "--epochs", "1"]
+    words += ["--out", str(tmp_path / "out"), "--collect", str(tmp_path / "none"), "--resume"]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0 and "broken" not in capsys.readouterr().out
+    cell = json.loads(next((tmp_path / "out" / "cells").glob("*tfidf*")).read_text())
+    assert cell["method"] == "tfidf" and 0 <= cell["metrics"]["accuracy"] <= 1
+    for file in (tmp_path / "out" / "cells").glob("*tfidf*"):
+        file.unlink()
+    monkeypatch.setattr(comparing, "tfidf", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 1 and "broken" in capsys.readouterr().out
+
+
 def test_the_command_writes_a_report_and_continues_with_resume_only(
     data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,10 +19,11 @@ def test_tfidf_learns_from_words() -> None:
     assert cell["macs"] == {"mean": 0, "share_of_full": 0.0} and cell["milliseconds_a_row"] >= 0
 
 
-def test_tfidf_refuses_pairs() -> None:
-    pairs = [{"text_a": "a", "text_b": "b", "label": i % 2} for i in range(4)]
-    with pytest.raises(OfframpError, match="single texts"):
-        tfidf(pairs, pairs, ("a", "b"), "a command")
+@pytest.mark.parametrize(("deciding", "other"), [("text_a", "text_b"), ("text_b", "text_a")])
+def test_tfidf_learns_from_both_texts_of_pairs(deciding: str, other: str) -> None:
+    pairs = [{deciding: row["text"], other: "a film of either kind", "label": row["label"]} for row in ROWS]
+    test = [{deciding: "good", other: "bad", "label": 1}, {deciding: "bad", other: "good", "label": 0}]
+    assert tfidf(pairs, test, ("a", "b"), "a command")["metrics"]["accuracy"] == 1.0
 
 
 def test_tfidf_refuses_words_that_never_repeat() -> None:

@@ -32,7 +32,10 @@ def command(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="processors of a cell on the cluster")] = 1,
 ) -> None:
-    """Train, calibrate and evaluate every method on every data set under the same rules; then write the report."""
+    """Train, calibrate and evaluate every method on every data set under the same rules; then write the report.
+
+    If a cell broke, the others go on, and the exit code is 1.
+    """
     check_data_folder(data)
     for model in comma_list(models):
         check_model(model)
@@ -63,3 +66,5 @@ def command(
             command=command_line(),
         )
     print_comparison(comparison, out)
+    if comparison.progress.broken:
+        raise typer.Exit(1)
