@@ -71,6 +71,23 @@ BAD_CALIBRATION = {
     "impossible risk": (["--risk", "2"], ["risk=2"]),
     "bad budget": (["--budget", "7"], ["budget=7"]),
     "bad loss": (["--max-loss", "-1"], ["max_loss=-1"]),
+    "search options": (
+        ["--iterations", "0", "--mutations", "1", "--crossovers", "2", "--search-rows", "3", "--seed", "0", "--resume"],
+        [
+            "--iterations 0",
+            "--mutations 1",
+            "--crossovers 2",
+            "--search-rows 3",
+            "--seed 0",
+            "--resume",
+            "add --search",
+        ],
+    ),
+    "resume alone": (["--resume"], ["--resume without --search", "leave it out"]),
+    "confidence alone": (["--confidence", "0.9"], ["--confidence 0.9 without --risk"]),
+    "percentile alone": (["--percentile", "90"], ["--percentile 90.0 without --latency"]),
+    "confidence of a search": (["--search", "--confidence", "0.9"], ["--confidence 0.9 without --risk"]),
+    "engine of a search": (["--search", "--engine", "torch"], ["--search and --engine torch"]),
     "two limits": (["--budget", "0.5", "--max-loss", "0.1"], ["give only one of them"]),
 }
 

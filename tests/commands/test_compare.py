@@ -125,6 +125,12 @@ def test_finished_cells_are_timed_once_and_collected_elsewhere(data: Path, base:
     assert len(collect_results(tmp_path / "new" / "cells").entries) == 3  # collected cells are in the report
 
 
+def test_threads_without_a_cluster_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match="--threads 2 without --cluster"):
+        comparing.compare(str(data), str(tmp_path / "out"), threads=2)
+    assert not (tmp_path / "out").exists()
+
+
 def test_models_of_the_same_name_are_both_trained(
     data: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

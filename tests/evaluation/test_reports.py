@@ -78,6 +78,11 @@ def test_report_of_a_masked_language_model_that_eval_wrote(every_task: dict[str,
     assert one.cells[0]["higher_is_better"] is False
 
 
+def test_report_refuses_a_folder_for_tables_alone(folder: Path) -> None:
+    with pytest.raises(OfframpError, match=r"--out other and --markdown tables\.md"):
+        report(str(folder), out="other", markdown="tables.md")
+
+
 def test_report_refuses_an_empty_or_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(OfframpError, match="none in"):
         report(str(tmp_path))

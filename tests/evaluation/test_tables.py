@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offramp.evaluation.collect import CurvePoint, collect_results, model_result
+from offramp.evaluation.collect import collect_results, model_result
 from offramp.evaluation.tables import COLUMNS, latex_table, markdown_tables, mean_and_spread, table_lines
 from tests.evaluation.result_files import cell, curve_cells, perplexity_cells, write_results
 

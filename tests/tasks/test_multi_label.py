@@ -54,7 +54,9 @@ def test_one_label_is_scored_as_one_of_several() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_f1_of_several_labels_is_that_of_scikit_learn(seed: int) -> None:
     drawn = np.random.default_rng(seed).random((2, 9, 3)) < 0.4
-    rows, given = ([{"labels": [n for n, own in zip("abc", row, strict=True) if own]} for row in part] for part in drawn)
+    rows, given = (
+        [{"labels": [n for n, own in zip("abc", row, strict=True) if own]} for row in part] for part in drawn
+    )
     scores = TASK.metrics(rows, given)
     for name in ("micro", "macro"):
         assert scores[f"{name}_f1"] == pytest.approx(f1_score(*drawn, average=name, zero_division=0.0))

@@ -30,7 +30,9 @@ def command(
     cluster: Annotated[
         str | None, typer.Option(help="run cells as tasks on Ray: auto, an address, or local for this machine")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="processors of a cell on the cluster")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, show_default="1", help="processors of a cell on the cluster")
+    ] = None,
 ) -> None:
     """Train, calibrate and evaluate every method on every data set under the same rules; then write the report.
 

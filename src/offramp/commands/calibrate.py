@@ -59,7 +59,9 @@ from offramp.inference.run_folder import remembered_columns
 from offramp.nn.batches import Data
 from offramp.tasks import Task
 from offramp.training.schedule import LARGEST_SEED
+from offramp.utils.command_line import check_given_with
 
+CONFIDENCE_OF_RISK = 0.95
 ENOUGH_ROWS = 100  # rows below which operating points are hardly more than luck
 FEWEST = 20  # rows without labels
 FINDING = 3  # of rows without labels, every third finds settings, and the others test them
@@ -72,20 +74,20 @@ def calibrate(
     data: str | Path,
     *,
     risk: float | None = None,
-    confidence: float = 0.95,
+    confidence: float | None = None,
     latency: str | float | None = None,
-    percentile: float = 95.0,
+    percentile: float | None = None,
     engine: str = "auto",
     precision: Literal["fp32", "bf16", "int8"] = "fp32",
     threads: int | None = None,
     loss_confidence: float = CONFIDENCE,
     force: bool = False,
     search: bool = False,
-    iterations: int = 30,
-    mutations: int = 30,
-    crossovers: int = 30,
-    search_rows: int = 500,
-    seed: int = 0,
+    iterations: int | None = None,
+    mutations: int | None = None,
+    crossovers: int | None = None,
+    search_rows: int | None = None,
+    seed: int | None = None,
     resume: bool = False,
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
@@ -106,18 +108,18 @@ def calibrate(
         run: a run folder.
         data: a file of rows, or the name of a data set on the hub; the texts alone, where there are no labels.
         risk: also prove a setting whose predictions disagree with the full model at most this often.
-        confidence: with which the risk must hold.
+        confidence: with which the risk must hold, 0.95 by default.
         latency: also find a setting that answers single rows within this time, "5ms" or seconds.
-        percentile: of rows that must be answered within the latency.
+        percentile: of rows that must be answered within the latency, 95 by default.
         engine, precision, threads: what the latency is measured on. Where an engine or a precision is named, the points
             are found on it too; otherwise they are found on torch in fp32, and hold for every engine in fp32.
         loss_confidence: with which a point that is chosen by `max_loss` loses no more than that on new rows.
         force: replace points that were found on many more rows.
         search: search by evolution how many tokens each layer keeps (and, in a pair, when rows leave).
-        iterations: generations of the search after the first population.
-        mutations, crossovers: new configurations of each kind in a generation of the search.
-        search_rows: rows to search on, at most half of them; the others score what was found.
-        seed: seed of the search's random numbers.
+        iterations: generations of the search after the first population, 30 by default.
+        mutations, crossovers: new configurations of each kind in a generation of the search, 30 by default.
+        search_rows: rows to search on, 500 by default, at most half of them; the others score what was found.
+        seed: seed of the search's random numbers, 0 by default.
         resume: continue a search that was interrupted.
         limit: use only the first rows.
         columns: columns of the file by the names that the task expects, e.g. {"text": "sentence"}.
@@ -125,6 +127,11 @@ def calibrate(
         on_search: is called after every configuration that the search has tried.
         on_scoring: is called with the number of configurations scored and of all.
     """
+    plan = {"iterations": iterations, "mutations": mutations, "crossovers": crossovers, "seed": seed}
+    searching = {"search-rows": search_rows, "resume": resume, **plan}
+    check_given_with("--search", search, {f"--{name}": value for name, value in searching.items()})
+    check_given_with("--risk", risk is not None, {"--confidence": confidence})
+    check_given_with("--latency", latency is not None, {"--percentile": percentile})
     seconds = parse_latency(latency) if isinstance(latency, str) else latency
     named = (engine, precision) != (engines.AUTO, "fp32")
     if threads is not None and seconds is None and not named:
@@ -133,7 +140,7 @@ def calibrate(
         given = f"--search and --engine {engine} --precision {precision}"
         raise OfframpError("points for an engine", given, "search first, then run `offramp calibrate` without --search")
     how = EngineOptions(precision, threads, graph_folder(run)) if named else None
-    if not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED):
         raise OfframpError("a seed", f"--seed {seed}", f"give 0 to {LARGEST_SEED}")
     if search and (risk is not None or seconds is not None):
         given = f"--search and {'--risk' if risk is not None else '--latency'}"
@@ -142,14 +149,25 @@ def calibrate(
         )
     check_confidence(loss_confidence)
     closed = frozenset(closed_exits)
-    timed = None if seconds is None else LatencyRequest(seconds, percentile, engine, precision, threads)
+    within = LatencyRequest.percentile if percentile is None else percentile
+    timed = None if seconds is None else LatencyRequest(seconds, within, engine, precision, threads)
     rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered_columns(run))
     if search:
-        plan = SearchPlan(iterations, mutations, crossovers, seed)
-        wanted = SearchRequest(plan, search_rows, resume)
+        given = SearchPlan(**{name: value for name, value in plan.items() if value is not None})
+        wanted = SearchRequest(given, SearchRequest.rows if search_rows is None else search_rows, resume)
         return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force, closed)
     return calibrate_run(
-        str(run), rows, str(data), risk, confidence, timed, loss_confidence, force, closed, engine, how
+        str(run),
+        rows,
+        str(data),
+        risk,
+        CONFIDENCE_OF_RISK if confidence is None else confidence,
+        timed,
+        loss_confidence,
+        force,
+        closed,
+        engine,
+        how,
     )
 
 
@@ -158,7 +176,7 @@ def calibrate_run(
     rows: Sequence[Row],
     source: str,
     risk: float | None = None,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE_OF_RISK,
     latency: LatencyRequest | None = None,
     loss_confidence: float = CONFIDENCE,
     force: bool = False,
@@ -244,7 +262,7 @@ def calibrate_disagreement(
     old: OperatingPoints | None,
     place: CalibrationEngine,
     risk: float | None = None,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE_OF_RISK,
     force: bool = False,
 ) -> OperatingPoints:
     """Find points for a `max_disagreement` on rows without labels, and write them beside the run's other points.

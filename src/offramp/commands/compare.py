@@ -31,7 +31,7 @@ from offramp.evaluation.result_cells import Origin, data_and_split
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe
 from offramp.training.schedule import Schedule
-from offramp.utils.command_line import python_call
+from offramp.utils.command_line import check_given_with, python_call
 from offramp.utils.files import write_json
 from offramp.utils.run_paths import is_run
 
@@ -97,7 +97,7 @@ def compare(
     bench: int = 0,
     resume: bool = False,
     cluster: str | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     listener: ComparisonListener = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
     command: str | None = None,
@@ -119,10 +119,11 @@ def compare(
         resume: continue a comparison that is in `out` already.
         cluster: run cells as tasks of a Ray cluster, "auto", an address or "local"; all nodes must share `data`, `out`
             and the models under the same paths.
-        threads: processors of a cell on the cluster.
+        threads: processors of a cell on the cluster, 1 by default.
         listener: is called before every cell and at the end.
         note: is called with a line for every run that is timed.
     """
+    check_given_with("--cluster", cluster is not None, {"--threads": threads})
     limit = parse_duration(time_limit) if time_limit else None
     _check_free(out, resume)
     named = [model_source(name.strip()) for name in models.split(",") if name.strip()]
@@ -131,7 +132,7 @@ def compare(
     training = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     plan = ComparisonPlan(find_data_sets(data, rows), named, parse_methods(methods), range(42, 42 + seeds), training)
     command = command or python_call("compare", data, out, methods=methods, models=models, seeds=seeds)
-    progress = run_plan(plan, ComparisonOutput(Path(out), collect, limit, command, cluster, threads), listener)
+    progress = run_plan(plan, ComparisonOutput(Path(out), collect, limit, command, cluster, threads or 1), listener)
     if bench:
         progress.broken.update(time_runs(progress.cells, Path(out), bench, command, note))
     written = None

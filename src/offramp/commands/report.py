@@ -32,6 +32,9 @@ def report(
         markdown: write only the tables, as this Markdown file.
         speeds: another folder, of which only bench and length files are taken.
     """
+    if out is not None and markdown is not None:
+        given = f"--out {out} and --markdown {markdown}"
+        raise OfframpError("a whole report, or its tables alone", given, "leave out one of the two")
     check_output_file(markdown)
     found = collect_results(str(folder))
     if speeds:

@@ -207,9 +207,7 @@ def model_result(cells: list[Cell], *files: str) -> ModelResult:
     ordered = tuple(sorted(curve or [_cell_point(c, metric) for c in cells], key=lambda point: point.share))
     at_full = None if full is None else _cell_point(full, metric)
     higher = direction_of(first, metric)
-    return ModelResult(
-        *named, metric, at_full, chosen, ordered, tuple(cells), files, others, higher_is_better=higher
-    )
+    return ModelResult(*named, metric, at_full, chosen, ordered, tuple(cells), files, others, higher_is_better=higher)
 
 
 def setting_of(cell: Cell) -> tuple[str, Any]:

@@ -108,7 +108,9 @@ def model_labels(models: Sequence[str]) -> dict[str, str | None]:
 
     Folders around it are put in front until the name is its own.
     """
-    places = [str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model for model in models]
+    places = [
+        str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model for model in models
+    ]
     twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
     if twice:
         raise OfframpError("models to compare", f"{twice[0]} twice", "give every model once")

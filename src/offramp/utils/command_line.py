@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,15 @@ def key_values(given: Iterable[str] | None, flag: str) -> dict[str, str]:
             raise OfframpError(f"{flag} key=value", repr(item), f"write it as {flag} name=value")
         found[key] = value
     return found
+
+
+def check_given_with(option: str, present: bool, others: Mapping[str, Any]) -> None:
+    """Refuse options that mean nothing without another one: values by option, None or False where it was not given."""
+    found = {name: value for name, value in others.items() if value is not None and value is not False}
+    if found and not present:
+        given = " ".join(name if value is True else f"{name} {value}" for name, value in found.items())
+        fix = f"add {option}, or leave {'them' if len(found) > 1 else 'it'} out"
+        raise OfframpError("options that go together", f"{given} without {option}", fix)
 
 
 def _short_argument(word: str) -> str:
