@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from offramp import tasks
 from offramp.data.tokenizer_training import train_bpe_tokenizer
 from offramp.errors import OfframpError
-from tests.factories import wordpiece_tokenizer
+from tests.factories import translation_run_folder, wordpiece_tokenizer
 
 TEXTS = ["Ein Mann läuft.", "Zwei Hunde spielen im Gras.", "Ein Haus"] * 4
 ROWS = [{"src": text, "tgt": text.upper()} for text in TEXTS]
@@ -19,6 +21,15 @@ ROWS = [{"src": text, "tgt": text.upper()} for text in TEXTS]
 
 def translation_task(tokenizer: Any) -> Any:
     return tasks.get("translation").from_rows(ROWS, "rows").with_tokenizer(tokenizer)
+
+
+def test_training_without_sacrebleu_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(OfframpError, match="sacrebleu"):
+        translation_run_folder(tmp_path)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "run.partial").exists()
 
 
 BAD: dict[str, tuple[dict[str, Any], list[str]]] = {

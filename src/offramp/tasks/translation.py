@@ -52,6 +52,7 @@ class TranslationTask(Task):
 
     @classmethod
     def from_rows(cls, rows: Rows, source: str) -> Self:
+        _sacrebleu()  # training is scored after every epoch: what is missing is named before the first
         task = cls()
         task.check_rows(rows, source)
         return task
@@ -160,8 +161,13 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
     It is computed by sacrebleu, which fixes tokenisation so that scores can be compared.
     """
+    return float(_sacrebleu().corpus_bleu(list(hypotheses), [list(references)]).score)
+
+
+def _sacrebleu() -> Any:
+    """Return the package sacrebleu, or raise an error that says how to install it."""
     try:
         import sacrebleu
     except ImportError as error:
         raise missing_package("translation", "sacrebleu") from error
-    return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)
+    return sacrebleu
