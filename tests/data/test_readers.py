@@ -86,6 +86,33 @@ def test_words_and_tags_are_split_in_tables_only(tmp_path: Path) -> None:
     assert read_rows(lines) == [{"tokens": "EU rejects"}]
 
 
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"data": [{"paragraphs": [{"context": "c", "qas": ["a question"]}]}]}, "data[0].paragraphs[0].qas[0]"),
+        ({"data": [{"paragraphs": [{"context": "c", "qas": [["q"]]}]}]}, "data[0].paragraphs[0].qas[0]"),
+        (
+            {"data": [{"paragraphs": []}, {"paragraphs": [{"context": "c", "qas": "abc"}]}]},
+            "data[1].paragraphs[0].qas[0]",
+        ),
+        ({"data": [{"paragraphs": [{"context": "c", "qas": None}]}]}, "data[0].paragraphs[0]"),
+        (
+            {"data": [{"paragraphs": [{"qas": [{"question": "q"}]}]}]},
+            "data[0].paragraphs[0].qas[0]: KeyError, 'context'",
+        ),
+        ({"data": [{"title": "t"}]}, "data[0]: KeyError, 'paragraphs'"),
+        ({"version": 1}, "its top level: KeyError, 'data'"),
+        ([1], "its top level"),
+    ],
+)
+def test_squad_json_of_another_form_is_refused_with_its_place(tmp_path: Path, content: Any, place: str) -> None:
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(OfframpError) as refused:
+        read_rows(str(path))
+    assert f"something else at {place}" in str(refused.value)
+
+
 def test_squad_json_gives_one_row_a_question(tmp_path: Path) -> None:
     answer = {"text": "Paris", "answer_start": 3}
     questions = [

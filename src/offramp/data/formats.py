@@ -103,15 +103,19 @@ def _questions(source: str) -> Iterator[Row]:
     if isinstance(content, list) and all(isinstance(row, dict) for row in content):
         yield from content
         return
+    place = "its top level"
     try:
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                for question in paragraph["qas"]:
+        for a, article in enumerate(content["data"]):
+            place = f"data[{a}]"
+            for p, paragraph in enumerate(article["paragraphs"]):
+                place = f"data[{a}].paragraphs[{p}]"
+                for q, question in enumerate(paragraph["qas"]):
+                    place = f"data[{a}].paragraphs[{p}].qas[{q}]"
                     yield _question(question, paragraph["context"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise OfframpError(
             f"read {source} as SQuAD JSON",
-            f"something else: {type(error).__name__} at {error}",
+            f"something else at {place}: {type(error).__name__}, {error}",
             "expected data → paragraphs → context, qas → question, answers; one object a line belongs in a .jsonl file",
         ) from error
 
