@@ -32,7 +32,7 @@ def test_models_keep_their_names_where_no_other_has_them() -> None:
         (["/x/bert/model", "/y/bert"], ["bert-model", "y-bert"]),  # results would call both "bert"
     ],
 )
-def test_models_with_the_same_name_are_told_apart_by_their_folders(models: list[str], expected: list[str]) -> None:
+def test_models_with_the_same_name_are_named_with_their_folders(models: list[str], expected: list[str]) -> None:
     assert names(*models) == expected
 
 

@@ -153,8 +153,8 @@ def calibrate(
     timed = None if seconds is None else LatencyRequest(seconds, within, engine, precision, threads)
     rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered_columns(run))
     if search:
-        given = SearchPlan(**{name: value for name, value in plan.items() if value is not None})
-        wanted = SearchRequest(given, SearchRequest.rows if search_rows is None else search_rows, resume)
+        chosen = SearchPlan(**{name: value for name, value in plan.items() if value is not None})
+        wanted = SearchRequest(chosen, SearchRequest.rows if search_rows is None else search_rows, resume)
         return search_run(str(run), rows, str(data), wanted, on_search, on_scoring, loss_confidence, force, closed)
     return calibrate_run(
         str(run),
