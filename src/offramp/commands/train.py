@@ -47,6 +47,7 @@ from offramp.methods import Method
 from offramp.nn.batches import Data
 from offramp.tasks import Task
 from offramp.training import checkpoint
+from offramp.training.processes import is_main_process, wait_for_everyone
 from offramp.training.run_lock import check_output_free, locked_working_folder, working_folder
 from offramp.training.stage import Stage, mark_later_stages
 from offramp.training.trainer import Schedule, Trainer
@@ -255,12 +256,18 @@ def _train_then_attach(request: TrainRequest, text: str, force: bool, listener: 
     log = _log_of_same(first)
     if log is None:
         log = run_training(first, force, listener).log
+    wait_for_everyone()
     listener(attaching=text)
     columns = {name: column for name, column in request.columns.items() if name != "label"}
     wanted = AttachRequest(
         first.out, text, request.out, labels=request.dev, columns=columns, seed=request.schedule.seed
     )
+    if not is_main_process():  # exits are attached by the main process alone
+        wait_for_everyone()
+        folder = Path(request.out)
+        return TrainedRun(folder, folders.load_run(folder), operating.load_points(folder), log)
     run = run_attach(replace(wanted, max_length=request.max_length), force)
+    wait_for_everyone()
     return TrainedRun(run.folder, run.model, run.points, log)
 
 
@@ -380,6 +387,9 @@ def run_training(
     recipe = {**_recipe(request, rows), **({"auto": reason} if auto else {})}
     if request.init is None and request.new_model is None and (head := trained_head(request.model)) is not None:
         listener(trained_head=head, model=request.model)
+    learned = request.new_model is not None and request.new_model.tokenizer is None
+    if learned and not is_main_process():
+        wait_for_everyone()  # until the main process has written the tokenizer that all take
     model = build_model(request, method, options, rows)
     stages = _stages(request, model)
     if not rows.labelled and any(stage.needs_labels for stage in stages):
@@ -390,9 +400,11 @@ def run_training(
     with locked_working_folder(Path(request.out), {**recipe, "paths": paths}, force) as partial:
         if (partial / checkpoint.CHECKPOINT_FILE).is_file():
             listener(resuming=request.out)
-        elif request.new_model is not None and request.new_model.tokenizer is None:
+        elif learned and is_main_process():
             with atomic_replace(_learned_tokenizer_folder(request, rows)) as fresh:
                 model.tokenizer.save_pretrained(fresh)
+        if learned and is_main_process():
+            wait_for_everyone()
         listener(
             rows=len(rows.train),
             dev=len(rows.dev),

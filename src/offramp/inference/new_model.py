@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 import yaml
+from safetensors.torch import save_file
 
 from offramp import backbones
 from offramp.data.tokenizer_training import train_bpe_tokenizer
@@ -38,9 +39,21 @@ def create_model(
         raise _unfit_shape(family, shape, error) from error
     backbones.head(model, AUTO_CLASS)  # refuses a model that cannot be run or has no head to learn from
     with quiet_transformers(), atomic_replace(out) as folder:
-        model.save_pretrained(folder)
+        _save(model, folder)
         tokenizer.save_pretrained(folder)
     return model
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    """Write configuration and weights; `save_pretrained` of a model writes in the first of several processes only, but
+    each has a folder of its own."""
+    model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
+    model.config.save_pretrained(folder)
+    state, owner = model.state_dict(), dict[int, str]()
+    for name in sorted(state, key=lambda name: not name.startswith(f"{model.base_model_prefix}.")):
+        owner.setdefault(state[name].data_ptr(), name)  # of tied weights the backbone's are written
+    weights = {name: state[name].contiguous() for name in owner.values()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _config(family: str, tokenizer: PreTrainedTokenizerBase, shape: Mapping[str, str]) -> Any:

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from offramp.errors import OfframpError
 from offramp.training import checkpoint
+from offramp.training.processes import is_main_process
 from offramp.utils.files import read_json, write_error, write_json
 from offramp.utils.run_paths import is_run, working_folder
 
@@ -46,7 +47,7 @@ def locked_working_folder(out: Path, recipe: dict[str, Any], force: bool) -> Ite
     operating system releases when the process that holds it ends.
     """
     partial = working_folder(out)
-    if int(os.environ.get("RANK", "0")) != 0:
+    if not is_main_process():  # it only reads: the main process holds the lock for all
         yield partial
         return
     try:
