@@ -2,7 +2,8 @@
 
 A task is found by its file: `names()` lists the folder (files that begin with an underscore are shared helpers), and
 `get(name)` returns the one subclass of `Task` that the file defines. To add a task, write `tasks/<name>.py` with a
-frozen dataclass that implements the class below. Importing this package does not import torch; importing a task does.
+frozen dataclass that implements the class below, and nothing else: training, serving and the others know a task by what
+it declares, never by its name. Importing this package does not import torch; importing a task does.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Rows = Sequence[Row]
 Reduction = Literal["mean", "rows"]
 WindowPool = Literal["mean", "max"]
 IGNORED_TARGET = -100  # the target of tokens without a label
+FALLBACK = "classification"  # the task of rows and of models that look like no other
 RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
 
@@ -41,6 +43,11 @@ class Task(ABC):
     auto_class: ClassVar[str]  # the class of transformers whose head is the last exit
     pipeline: ClassVar[str]  # what the hub calls such models
     target: ClassVar[str] = "label"  # the column that rows to predict on may lack; "" if there is none
+    answer: ClassVar[str] = "label"  # the field of a prediction that holds its answer
+    words: ClassVar[str] = ""  # the column of words, of a task that also takes a raw sentence and splits it itself
+    truncates: ClassVar[bool] = True  # rows that are too long are cut or read in windows; False: they are refused
+    over_vocabulary: ClassVar[bool] = False  # `outputs` is 0: logits are tokens, of a head that pretrained models have
+    serves_pipeline: ClassVar[bool] = True  # there is an answer in the form of the transformers pipeline
     vocabulary: int = 0  # pieces of the tokenizer, of tasks that need them
     higher_is_better: ClassVar[bool] = True  # of `metric`
     scale: ClassVar[float] = 1.0  # the best value of `metric`: points and losses are counted in hundredths of it
@@ -105,6 +112,20 @@ class Task(ABC):
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Return the task that `to_json` described."""
 
+    @classmethod
+    def has_head(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether a model has the head of this task, by the class that its config.json names."""
+        return str((config.get("architectures") or [""])[0]).endswith(cls.auto_class.removeprefix("AutoModel"))
+
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        """Return the task of a fine-tuned Hugging Face model by its config.json; None if that is another task's.
+
+        `texts` are the columns to read. By default no foreign model is taken for one of this task; runs of Offramp name
+        their task themselves.
+        """
+        return None
+
     def with_tokenizer(self, tokenizer: Tokenizer) -> Task:
         """Return the task with what it must know of the tokenizer; most tasks need nothing."""
         return self
@@ -112,6 +133,14 @@ class Task(ABC):
     def with_model_labels(self, names: Sequence[str]) -> Task | None:
         """Return the task with its labels in the order of a model's outputs; None if the model has other labels."""
         return self if len(names) == self.outputs else None
+
+    def with_known_label(self, row: Row) -> Row:
+        """Return a labelled row with the task's own name of its label; numbers may stand for the model's order."""
+        return row
+
+    def words_of(self, row: Row) -> Sequence[str]:
+        """Return the words of a row, those of a raw sentence as the task splits it; for tasks with `words`."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
@@ -182,6 +211,32 @@ class Task(ABC):
     ) -> None:
         """Add to predictions what only users read, so that scoring thousands of settings need not compute it."""
 
+    @property
+    def scored_labels(self) -> tuple[Any, ...]:
+        """The labels that every prediction has a score for (its field `scores`), in the order of the logits."""
+        return ()
+
+    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float] | None:
+        """Return each label of a row with its score, None where it has none (for servers of classifiers).
+
+        `function` is "softmax" or None (the scores of the prediction), "sigmoid" or "none" of the logits [C].
+        """
+        return None
+
+    def pipeline_answer(
+        self,
+        row: Row,
+        prediction: Row,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+        parameters: Mapping[str, Any],
+    ) -> dict[str, Any] | list[dict[str, Any]] | None:
+        """Return what the pipeline of transformers answers for a row with these `parameters`.
+
+        None means the scores of its labels, and where it has none, the prediction as it is.
+        """
+        return None
+
     @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         """Return the scores of predictions against labelled rows."""
@@ -209,13 +264,29 @@ def names() -> list[str]:
 
 
 def name_for(row: Row) -> str:
-    """Return the task that a labelled row looks like; classification where it looks like none.
+    """Return the task that a labelled row looks like; classification where it looks like none."""
+    return next((task.name for task in _most_particular_first() if task.recognises(row)), FALLBACK)
 
-    The more particular the columns, the sooner a task is tried: those that answer a row by one label come last, and of
-    these the ones whose label has a column of its own come first.
+
+def for_model(config: Mapping[str, Any], texts: Sequence[str] = ("text",)) -> Task | None:
+    """Return the task of a fine-tuned Hugging Face model by its config.json; None where no task knows it."""
+    found = (task.from_model(config, texts) for task in _most_particular_first())
+    return next((task for task in found if task is not None), None)
+
+
+def has_new_head(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has a head that pretrained models lack: it is fine-tuned for a task already."""
+    return any(task.has_head(config) for task in map(get, names()) if not task.over_vocabulary)
+
+
+def _most_particular_first() -> list[type[Task]]:
+    """Return all tasks in the order in which they are tried on rows and models of an unknown task.
+
+    Those that answer a row by one label come late, of these the ones whose label has a column of its own first;
+    the last one is the fallback, which takes what others leave.
     """
-    ordered = sorted(names(), key=lambda name: (get(name).kind == "row", get(name).target == Task.target))
-    return next((name for name in ordered if get(name).recognises(row)), "classification")
+    known = map(get, names())
+    return sorted(known, key=lambda task: (task.kind == "row", task.target == Task.target, task.name == FALLBACK))
 
 
 def get(name: str) -> type[Task]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_text_windows, encode_texts
 from offramp.errors import OfframpError
-from offramp.tasks import Task
+from offramp.tasks import Row, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,6 +60,17 @@ class LabelTask(TextTask):
     def outputs(self) -> int:
         return len(self.labels)
 
+    @property
+    def scored_labels(self) -> tuple[Any, ...]:
+        return self.labels
+
+    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float]:
+        if function in (None, "softmax"):
+            return dict(prediction["scores"])
+        raw = logits.astype(np.float64)
+        values = 1.0 / (1.0 + np.exp(-raw)) if function == "sigmoid" else raw
+        return dict(zip(self.labels, values.tolist(), strict=True))
+
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}
 
@@ -80,6 +93,14 @@ def label_config(labels: Sequence[str], problem_type: str) -> dict[str, Any]:
         "label2id": {label: index for index, label in enumerate(labels)},
         "problem_type": problem_type,
     }
+
+
+def model_labels(config: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a Hugging Face model in the order of its outputs."""
+    named = config.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return [str(label) for _, label in sorted(named.items(), key=lambda item: int(item[0]))]
+    return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]
 
 
 def text_columns(rows: Rows) -> tuple[str, ...]:

@@ -72,6 +72,18 @@ class ClassificationTask(_texts.LabelTask):
             raise OfframpError(f"a metric of the task {self.name!r}", repr(name), f"use one of: {', '.join(METRICS)}")
         return replace(self, chosen_by=name)
 
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        """Return the task of any model with a head for whole texts: more particular tasks are tried first."""
+        return cls(tuple(_texts.model_labels(config)), tuple(texts)) if cls.has_head(config) else None
+
+    def with_known_label(self, row: Row) -> Row:
+        """Return a row with the label that a number stands for, where the labels are not numbers."""
+        label = row.get("label")
+        if isinstance(label, int) and label not in self.labels and 0 <= label < len(self.labels):
+            return {**row, "label": self.labels[label]}
+        return row
+
     def config(self) -> dict[str, Any]:
         return _texts.label_config([str(label) for label in self.labels], "single_label_classification")
 

@@ -42,6 +42,9 @@ class MaskedLMTask(Task):
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
     pipeline: ClassVar[str] = "fill-mask"
     target: ClassVar[str] = ""
+    answer: ClassVar[str] = "text"
+    over_vocabulary: ClassVar[bool] = True
+    serves_pipeline: ClassVar[bool] = False  # fill-mask lists tokens for each mask, this fills the text
     provides: ClassVar[frozenset[str]] = frozenset({"distribution"})
     higher_is_better: ClassVar[bool] = False
     scores_by_loss: ClassVar[bool] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +22,7 @@ from offramp.tasks import Reduction, Row, Rows, WindowPool, _loss, _texts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+PROBLEM_TYPE = "multi_label_classification"  # in a Hugging Face configuration
 SEPARATOR = ","  # between labels in a column of text (CSV)
 
 
@@ -34,6 +35,7 @@ class MultiLabelTask(_texts.LabelTask):
 
     name: ClassVar[str] = "multi_label"
     target: ClassVar[str] = "labels"
+    answer: ClassVar[str] = "labels"
     metric: ClassVar[str] = "micro_f1"
     provides: ClassVar[frozenset[str]] = _texts.LabelTask.provides | {"several distributions a row"}
 
@@ -61,8 +63,16 @@ class MultiLabelTask(_texts.LabelTask):
                     given = f"the label {label!r}, which the model lacks; it has {', '.join(self.labels[:20])}"
                     raise _texts.row_error(source, number, given, "correct the label or remove it")
 
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        """Return the task of a model with several outputs that says that a text may have many labels."""
+        if not cls.has_head(config) or config.get("problem_type") != PROBLEM_TYPE:
+            return None
+        labels = tuple(_texts.model_labels(config))
+        return cls(labels, tuple(texts)) if len(labels) > 1 else None
+
     def config(self) -> dict[str, Any]:
-        return _texts.label_config(self.labels, "multi_label_classification")
+        return _texts.label_config(self.labels, PROBLEM_TYPE)
 
     def pool_windows(self, windows: np.ndarray, pool: WindowPool) -> np.ndarray:
         """Return the logit of the mean (or largest) probability of each label over the windows."""

@@ -47,6 +47,7 @@ class QuestionAnsweringTask(Task):
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     pipeline: ClassVar[str] = "question-answering"
     target: ClassVar[str] = "answers"
+    answer: ClassVar[str] = "answer"
     metric: ClassVar[str] = "span_f1"
     outputs: ClassVar[int] = 2
 
@@ -68,6 +69,11 @@ class QuestionAnsweringTask(Task):
 
     def check_inputs(self, rows: Rows, source: str) -> None:
         _texts.check_texts(rows, self.columns_for(rows), source)
+
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        """Return the task of any model with a head for spans; whether "" may be an answer, its files do not tell."""
+        return cls() if cls.has_head(config) else None
 
     def config(self) -> dict[str, Any]:
         return {"num_labels": 2}
@@ -124,6 +130,17 @@ class QuestionAnsweringTask(Task):
         for item, scores in zip(encoded, logits, strict=True):
             windows[item.example].append((item, scores.astype(np.float64)))
         return [self._answer(row["context"], own) for row, own in zip(rows, windows, strict=True)]
+
+    def pipeline_answer(
+        self,
+        row: Row,
+        prediction: Row,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+        parameters: Mapping[str, Any],
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        answer = {name: prediction[name] for name in ("answer", "score", "start", "end")}
+        return [answer] if (parameters.get("top_k") or 1) > 1 else answer
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         pairs = zip(predictions, full, strict=True)

@@ -28,6 +28,7 @@ class RegressionTask(_texts.TextTask):
     texts: tuple[str, ...] = _texts.SINGLE
 
     name: ClassVar[str] = "regression"
+    answer: ClassVar[str] = "value"
     metric: ClassVar[str] = "pearson"
     outputs: ClassVar[int] = 1
     provides: ClassVar[frozenset[str]] = frozenset({"example_error", "one answer a row"})  # no distribution
@@ -54,6 +55,14 @@ class RegressionTask(_texts.TextTask):
                 given = f"the label {row['label']!r} is not a finite number"
                 fix = "write a number, remove the row, or use --task classification for classes"
                 raise _texts.row_error(source, number, given, fix)
+
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        """Return the task of a model with one output, or of one that says that its output is a number."""
+        if not cls.has_head(config):
+            return None
+        number = len(_texts.model_labels(config)) == 1 or config.get("problem_type") == "regression"
+        return cls(tuple(texts)) if number else None
 
     def config(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
@@ -92,6 +101,10 @@ class RegressionTask(_texts.TextTask):
 
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]
+
+    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float]:
+        """Return the number as the score of the only label, as pipelines of transformers do."""
+        return {"LABEL_0": prediction["value"]}
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         return [min(1.0, abs(a["value"] - b["value"])) for a, b in zip(predictions, full, strict=True)]

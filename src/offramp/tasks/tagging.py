@@ -24,7 +24,7 @@ from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_words
 from offramp.errors import OfframpError
 from offramp.tasks import IGNORED_TARGET, Reduction, Row, Rows, Task, _loss
-from offramp.tasks._texts import check_unicode, label_order, row_error
+from offramp.tasks._texts import check_unicode, label_order, model_labels, row_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,6 +47,8 @@ class TaggingTask(Task):
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline: ClassVar[str] = "token-classification"
     target: ClassVar[str] = "tags"
+    answer: ClassVar[str] = "tags"
+    words: ClassVar[str] = "tokens"
     provides: ClassVar[frozenset[str]] = frozenset({"distribution", "example_error", "words"})
 
     @property
@@ -102,9 +104,16 @@ class TaggingTask(Task):
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(tuple(content["tags"]))
 
+    @classmethod
+    def from_model(cls, config: Mapping[str, Any], texts: Sequence[str]) -> Self | None:
+        return cls(tuple(model_labels(config))) if cls.has_head(config) else None
+
     def with_model_labels(self, names: Sequence[str]) -> Self | None:
         order = label_order(self.tags, names)
         return None if order is None else replace(self, tags=tuple(self.tags[place] for place in order))
+
+    def words_of(self, row: Row) -> Sequence[str]:
+        return words_of_row(row)
 
     def encode(self, tokenizer: Tokenizer, rows: Rows, max_length: int) -> list[Encoded]:
         return encode_words(tokenizer, [words_of_row(row) for row in rows], max_length)
@@ -160,6 +169,41 @@ class TaggingTask(Task):
             if self.metric == "entity_f1":
                 text, spans = sentence_of_row(row)
                 prediction["entities"] = _scored_entities(prediction["tags"], text, spans, item, scores)
+
+    def pipeline_answer(
+        self,
+        row: Row,
+        prediction: Row,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+        parameters: Mapping[str, Any],
+    ) -> list[dict[str, Any]]:
+        """Return tagged words, or (unless the strategy is none) entities joined from words with B- and I- tags."""
+        text, spans = sentence_of_row(row)
+        scores = _word_scores(encoded[0], logits[0], len(spans))
+        words = list(zip(prediction["tags"], scores, spans, strict=True))
+        given = parameters.get("ignore_labels")
+        ignored = [OUTSIDE] if given is None else given
+        if parameters.get("aggregation_strategy") == "none":
+            return [
+                {"entity": tag, "score": score, "index": i, "word": text[a:b], "start": a, "end": b}
+                for i, (tag, score, (a, b)) in enumerate(words, 1)
+                if tag not in ignored
+            ]
+        groups: list[tuple[str, list[float], int, int]] = []
+        before = OUTSIDE
+        for tag, score, (start, end) in words:
+            kind = tag[2:] if marks_entity(tag) else tag
+            joined = groups and tag[:2] in ("I-", "E-") and marks_entity(before) and before[2:] == kind
+            if joined:
+                groups[-1] = (kind, [*groups[-1][1], score], groups[-1][2], end)
+            elif tag not in ignored and kind not in ignored:
+                groups.append((kind, [score], start, end))
+            before = tag
+        return [
+            {"entity_group": kind, "score": sum(own) / len(own), "word": text[a:b], "start": a, "end": b}
+            for kind, own, a, b in groups
+        ]
 
     def disagreement(self, predictions: Sequence[Row], full: Sequence[Row]) -> list[float]:
         pairs = ((a["tags"], b["tags"]) for a, b in zip(predictions, full, strict=True))
@@ -228,6 +272,17 @@ def _scored_entities(
         score = sum(scores) / max(1, len(scores))
         found.append({"type": kind, "text": text[start:end], "start": start, "end": end, "score": score})
     return found
+
+
+def _word_scores(encoded: Encoded, logits: np.ndarray, words: int) -> list[float]:
+    """Return the probability of each word's tag, that of its first token; 0 for words without a token."""
+    raw = logits.astype(np.float64)
+    exponentials = np.exp(raw - raw.max(axis=1, keepdims=True))
+    best = (exponentials.max(axis=1) / exponentials.sum(axis=1)).tolist()
+    scores = [0.0] * words
+    for place, word in _first_tokens(encoded):
+        scores[word] = best[place]
+    return scores
 
 
 def _first_tokens(encoded: Encoded) -> Iterator[tuple[int, int]]:

@@ -41,6 +41,9 @@ class TranslationTask(Task):
     pipeline: ClassVar[str] = "translation"
     provides: ClassVar[frozenset[str]] = frozenset()
     target: ClassVar[str] = TARGET
+    answer: ClassVar[str] = "text"
+    truncates: ClassVar[bool] = False
+    over_vocabulary: ClassVar[bool] = True
     metric: ClassVar[str] = "bleu"
     scale: ClassVar[float] = 100.0
     outputs: ClassVar[int] = 0
@@ -130,6 +133,16 @@ class TranslationTask(Task):
             pieces = self._tokenizer.convert_ids_to_tokens([piece for piece, _ in shown])
             answers.append({"text": text, "pieces": pieces, "exits": [block for _, block in shown]})
         return answers
+
+    def pipeline_answer(
+        self,
+        row: Row,
+        prediction: Row,
+        encoded: Sequence[Encoded],
+        logits: Sequence[np.ndarray],
+        parameters: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        return {"translation_text": prediction["text"]}
 
     def metrics(self, rows: Rows, predictions: Sequence[Row]) -> dict[str, float]:
         return {"bleu": corpus_bleu([one["text"] for one in predictions], [row[TARGET] for row in rows])}
