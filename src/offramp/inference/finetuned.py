@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OWN_FILES = {"offramp.json", "offramp.safetensors", "points.json", "search.json", "latency.json"}
-HEADS = {  # how the class of a model ends → what its head is for
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "tokens",
-    "ForQuestionAnswering": "question",
-}
 GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForSeq2SeqLM", "MTModel")
 
 
@@ -78,20 +73,20 @@ def find_model(source: str, texts: Sequence[str] = ("text",), revision: str | No
         given = f"{source}, which brings its own code (auto_map in config.json)"
         raise OfframpError("a model of a known family", given, "Offramp never runs code from a model's folder")
     _check_weights(folder, source)
-    task = task_of_model(config, source, tuple(texts))
+    own = task_from_description(read_description(folder)) if is_run(folder) else None
+    task = task_of_model(config, source, tuple(texts), own)
     backbones.find(config.get("model_type", "unknown"))
-    if is_run(folder):
-        task = _task_of_run(folder, source, task, tuple(texts))
+    if own is not None:
+        task = _task_of_run(folder, source, own, task, tuple(texts))
     return FineTunedModel(folder, source, config, task)
 
 
-def _task_of_run(folder: Path, source: str, read: Task, texts: tuple[str, ...]) -> Task:
+def _task_of_run(folder: Path, source: str, own: Task, read: Task, texts: tuple[str, ...]) -> Task:
     """Return the task of an Offramp run, which knows labels as they were given, if it fits the head."""
     description = read_description(folder)
     if not methods.get(description["method"]).hf_equal:
         given = f"{source}, a run of {description['method']!r}, whose full model was never trained"
         raise OfframpError("a fine-tuned model", given, "give a run of another method, e.g. full")
-    own = task_from_description(description)
     fits = (own.auto_class, own.outputs) == (read.auto_class, read.outputs)
     pair_given = len(texts) > 1 and texts != own.input_columns
     return own if fits and not pair_given else read
@@ -104,7 +99,7 @@ def trained_head(source: str) -> str | None:
     except (OSError, ValueError):
         return None
     architecture = str((config.get("architectures") or [""])[0])
-    return architecture if architecture.endswith(tuple(HEADS)) else None
+    return architecture if tasks.has_new_head(config) else None
 
 
 def _folder(source: str, revision: str | None) -> Path:
@@ -131,30 +126,22 @@ def _check_weights(folder: Path, source: str) -> None:
     raise OfframpError("the weights of a model", f"{source} without model.safetensors", "give the whole folder")
 
 
-def task_of_model(config: Mapping[str, Any], source: str, texts: tuple[str, ...] = ("text",)) -> Task:
-    """Return the task that a model's head is for; labels in the order of its own `id2label`."""
+def task_of_model(
+    config: Mapping[str, Any], source: str, texts: tuple[str, ...] = ("text",), own: Task | None = None
+) -> Task:
+    """Return the task that a model's head is for; labels in the order of its own `id2label`.
+
+    `own` is the task that a run folder names; it counts where no task recognises the model.
+    """
     architecture = str((config.get("architectures") or ["unknown"])[0])
     if architecture.endswith(GENERATIVE):
         given = f"{source}, a generative model ({architecture})"
         raise OfframpError("a model that classifies, tags, scores or finds answers", given, "see docs/choosing.md")
-    kind = next((kind for ending, kind in HEADS.items() if architecture.endswith(ending)), None)
-    if kind is None:
+    task = tasks.for_model(config, texts)
+    if task is None and own is not None and own.has_head(config) and not own.over_vocabulary:
+        task = own
+    if task is None:
         given = f"{source}, whose class {architecture} has no head for a task"
         fix = "give a fine-tuned model; to fine-tune this one, run `offramp train --model` on labelled rows"
         raise OfframpError("a fine-tuned model", given, fix)
-    if kind == "question":
-        return tasks.get("question_answering").from_json({"unanswerable": False, "stride": 128})
-    labels = _labels(config)
-    if kind == "tokens":
-        return tasks.get("tagging").from_json({"tags": labels})
-    if len(labels) == 1 or config.get("problem_type") == "regression":
-        return tasks.get("regression").from_json({"texts": list(texts)})
-    name = "multi_label" if config.get("problem_type") == "multi_label_classification" else "classification"
-    return tasks.get(name).from_json({"labels": labels, "texts": list(texts)})
-
-
-def _labels(config: Mapping[str, Any]) -> list[str]:
-    named = config.get("id2label")
-    if isinstance(named, Mapping) and named:
-        return [str(label) for _, label in sorted(named.items(), key=lambda item: int(item[0]))]
-    return [f"LABEL_{index}" for index in range(int(config.get("num_labels") or 2))]
+    return task

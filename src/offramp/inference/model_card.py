@@ -8,15 +8,17 @@ from typing import Any
 
 from offramp.inference.operating_points import AGREEMENT, EXACT, OperatingPoint, OperatingPoints
 from offramp.inference.run_folder import LoadedRun
+from offramp.tasks import Task
 from offramp.utils.command_line import short_path
 from offramp.utils.files import write_text
 
 CARD_FOLDER = "PATH/TO/THIS/FOLDER"  # what cards load; an upload to the hub names the repository instead
 
 
-def _example_input(columns: tuple[str, ...]) -> str:
+def _example_input(task: Task) -> str:
     """Return an input as `predict` takes it."""
-    shown = ['["some", "words"]' if column == "tokens" else f'"some {column.split("_")[0]}"' for column in columns]
+    listed = '["some", "words"]'
+    shown = [listed if name == task.words else f'"some {name.split("_")[0]}"' for name in task.input_columns]
     return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
 
 
@@ -82,7 +84,7 @@ unlabelled texts.
 import offramp
 
 model = offramp.load("{CARD_FOLDER}")
-model.predict([{_example_input(task.input_columns)}], max_disagreement=0.01)
+model.predict([{_example_input(task)}], max_disagreement=0.01)
 ```
 
 ## What it costs
@@ -134,7 +136,7 @@ tags:
 import offramp
 
 model = offramp.load("{CARD_FOLDER}")
-model.predict([{_example_input(task.input_columns)}], budget=0.5)  # share of the full model's compute
+model.predict([{_example_input(task)}], budget=0.5)  # share of the full model's compute
 ```
 
 Plain `transformers` opens the same folder and gets {"the full model" if model.method.hf_equal else "the backbone"}.

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 2  # what this version writes; it also reads format 1 (inference/format1.py)
-HEAD_ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")  # of fine-tuned models
 NEW_IN_EVERY_RUN = ("exit_heads.", "lengths.", "retention.")  # added modules that are never taken from an earlier run
 
 
@@ -100,9 +99,9 @@ def task_with_model_labels(source: str, task: Task) -> tuple[Task, str | None]:
     """
     config, _ = transformers.PreTrainedConfig.get_config_dict(source)
     architecture = str((config.get("architectures") or ["unknown"])[0])
-    if task.outputs == 0 or not any(architecture.endswith(ending) for ending in HEAD_ENDINGS):
+    if task.over_vocabulary or not tasks.has_new_head(config):
         return task, None
-    if not architecture.endswith(task.auto_class.removeprefix("AutoModel")):
+    if not task.has_head(config):
         return task, f"{architecture} has a head for another task"
     named = config.get("id2label") or {}
     count = len(named) or int(config.get("num_labels") or 2)
