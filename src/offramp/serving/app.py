@@ -354,8 +354,7 @@ def _times(works: Sequence[Work], started: float, tokenisation: float) -> dict[s
 def info_of(server: Server, service: Service) -> dict[str, Any]:
     """Return the fields of TEI's `/info` for a model, and fields of Offramp's own."""
     predictor, limits = service.predictor, server.settings.limits
-    labels = [str(label) for label in getattr(service.task, "labels", getattr(service.task, "tags", ()))]
-    id2label = {str(index): label for index, label in enumerate(labels)}
+    id2label = {str(index): label for index, label in service.task.config().get("id2label", {}).items()}
     points = predictor.points
     return {
         "model_id": service.name,
@@ -368,7 +367,7 @@ def info_of(server: Server, service: Service) -> dict[str, Any]:
         "max_input_length": predictor.model.max_length,
         "max_batch_tokens": service.workers[0].scheduler.limits.batch_tokens,
         "max_client_batch_size": limits.client_batch,
-        "auto_truncate": service.task.name != "translation",
+        "auto_truncate": service.task.truncates,
         "tokenization_workers": 1,
         "version": __version__,
         "task": service.task.name,

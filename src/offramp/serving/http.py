@@ -225,7 +225,7 @@ def schema_of(model: type[BaseModel], names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def sorted_scores(labels: Sequence[Any], scores: Sequence[float]) -> list[dict[str, Any]]:
+def sorted_scores(scores: Mapping[Any, float]) -> list[dict[str, Any]]:
     """Return labels as texts with their scores, the highest first."""
-    pairs = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
+    pairs = sorted(scores.items(), key=lambda pair: -pair[1])
     return [{"label": str(label), "score": float(score)} for label, score in pairs]

@@ -36,7 +36,6 @@ from offramp.serving.http import (
     validate,
 )
 from offramp.serving.service import RequestOptions, Service, Work
-from offramp.tasks.tagging import marks_entity, sentence_of_row
 
 FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {  # from the logits of an input to what clients ask for
     "softmax": lambda logits: np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum(),
@@ -60,8 +59,8 @@ class Call:
 def row_of(service: Service, item: Any, limits: HTTPLimits) -> dict[str, Any]:
     """Return one input as a row of the task: a text, a list of texts in the task's order, or named columns."""
     task, names = service.task, service.task.input_columns
-    if task.name == "tagging":
-        return _words_row(item, limits)
+    if task.words:
+        return _words_row(item, task.words, limits)
     if isinstance(item, Mapping):
         aliases = {"text_a": "text", "text_b": "text_pair"}
         missing = [name for name in names if name not in item and aliases.get(name) not in item]
@@ -77,15 +76,15 @@ def row_of(service: Service, item: Any, limits: HTTPLimits) -> dict[str, Any]:
     return {name: check_text(part, limits) for name, part in zip(names, parts, strict=True)}
 
 
-def _words_row(item: Any, limits: HTTPLimits) -> dict[str, Any]:
+def _words_row(item: Any, name: str, limits: HTTPLimits) -> dict[str, Any]:
     """Return words, or a raw sentence as it is: the task splits it, and answers with places in it."""
     if isinstance(item, Mapping):
-        item = item["tokens"] if item.get("tokens") is not None else item.get("text")
+        item = item[name] if item.get(name) is not None else item.get("text")
     if not isinstance(item, list):
-        return {"tokens": check_text(item, limits)}
+        return {name: check_text(item, limits)}
     if not item:
         raise Problem(400, "Empty", "an input has no words", "send words or a text")
-    return {"tokens": [check_text(word, limits) for word in item]}
+    return {name: [check_text(word, limits) for word in item]}
 
 
 def rows_of(service: Service, items: Sequence[Any], limits: HTTPLimits) -> Rows:
@@ -117,17 +116,21 @@ def spent(work: Work) -> dict[str, Any]:
     }
 
 
-def label_scores(service: Service, work: Work, function: str | None = None) -> list[dict[str, Any]]:
-    """Return every label with its score, the highest first; a regression has one, LABEL_0."""
-    prediction, logits = prediction_of(work), work.logits[0].astype(np.float64)
-    if "value" in prediction:
-        return [{"label": "LABEL_0", "score": prediction["value"]}]
-    if "scores" not in prediction:
+def label_scores(service: Service, work: Work, function: str | None = None) -> dict[Any, float]:
+    """Return every label with its score, in the order of the logits; refuse tasks without labels of a whole text."""
+    scores = _label_scores(service, work, function)
+    if scores is None:
         message = f"{service.name} is a model for {service.task.name}, which has no label of a whole text"
         raise Problem(422, "Validation", message, "use /v1/predict or POST /")
-    if function is None:
-        return sorted_scores(list(prediction["scores"]), list(prediction["scores"].values()))
-    return sorted_scores(list(prediction["scores"]), FUNCTIONS[function](logits).tolist())
+    return scores
+
+
+def _label_scores(service: Service, work: Work, function: str | None) -> dict[Any, float] | None:
+    """Return the scores of the prediction, or those that a function of the logits gives; None if there are none."""
+    scores, labels = service.task.label_scores(prediction_of(work)), service.task.scored_labels
+    if function is None or not labels:
+        return scores
+    return dict(zip(labels, FUNCTIONS[function](work.logits[0].astype(np.float64)).tolist(), strict=True))
 
 
 # native
@@ -191,67 +194,29 @@ def hugging_face(body: bytes, find: Find, limits: HTTPLimits, name: str | None =
     items = request.inputs if isinstance(request.inputs, list) else [request.inputs]
     rows = rows_of(service, items, limits)
     options = request.options() if request.options() != RequestOptions() else parameters.options()
-    shapes: dict[str, Callable[[Work, Mapping[str, Any]], Any]] = {
-        "text-classification": lambda work, row: _pipeline_labels(service, work, parameters),
-        "token-classification": lambda work, row: entities_of(work, row, parameters),
-        "question-answering": lambda work, row: _pipeline_answer(work, parameters),
-        "translation": lambda work, row: {"translation_text": prediction_of(work)["text"], **spent(work)},
-    }
-    if service.task.pipeline not in shapes:
+    if not service.task.serves_pipeline:
         message = f"{service.name} is a model for {service.task.pipeline}, which this protocol does not serve"
         raise Problem(422, "Validation", message, "use /v1/predict")
 
     def render(works: list[Work]) -> Response:
-        content: Any = [shapes[service.task.pipeline](work, row) for work, row in zip(works, rows, strict=True)]
-        nested = service.task.pipeline in ("text-classification", "translation") or isinstance(request.inputs, list)
+        content: Any = [_pipeline_answer(service, work, row, parameters) for work, row in zip(works, rows, strict=True)]
+        nested = service.task.kind != "token" or isinstance(request.inputs, list)  # as transformers' pipelines do
         return json_response(content if nested else content[0])
 
     return Call(service, rows, options, render)
 
 
-def _pipeline_labels(service: Service, work: Work, parameters: PipelineParameters) -> list[dict[str, Any]]:
-    scores = label_scores(service, work, parameters.function_to_apply)
-    return [{**one, **spent(work)} for one in scores[: parameters.top_k]]
-
-
-def _pipeline_answer(work: Work, parameters: PipelineParameters) -> Any:
-    prediction = prediction_of(work)
-    answer = {**{name: prediction[name] for name in ("answer", "score", "start", "end")}, **spent(work)}
-    return [answer] if (parameters.top_k or 1) > 1 else answer
-
-
-def entities_of(work: Work, row: Mapping[str, Any], parameters: PipelineParameters) -> list[dict[str, Any]]:
-    """Return tagged words, or (unless the strategy is none) entities joined from words with B- and I- tags."""
-    prediction, logits = prediction_of(work), work.logits[0].astype(np.float64)
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    best = (exponentials.max(axis=1) / exponentials.sum(axis=1)).tolist()
-    text, spans = sentence_of_row(row)
-    scores = [0.0] * len(spans)
-    for place, word in reversed(list(enumerate(work.encoded[0].words))):
-        if word >= 0:
-            scores[word] = best[place]  # the first token of a word comes last here, and its score stays
-    words = list(zip(prediction["tags"], scores, spans, strict=True))
-    ignored = parameters.ignore_labels if parameters.ignore_labels is not None else ["O"]
-    if parameters.aggregation_strategy == "none":
-        return [
-            {"entity": tag, "score": score, "index": i, "word": text[a:b], "start": a, "end": b, **spent(work)}
-            for i, (tag, score, (a, b)) in enumerate(words, 1)
-            if tag not in ignored
-        ]
-    groups: list[tuple[str, list[float], int, int]] = []
-    before = "O"
-    for tag, score, (start, end) in words:
-        kind = tag[2:] if marks_entity(tag) else tag
-        joined = groups and tag[:2] in ("I-", "E-") and marks_entity(before) and before[2:] == kind
-        if joined:
-            groups[-1] = (kind, [*groups[-1][1], score], groups[-1][2], end)
-        elif tag not in ignored and kind not in ignored:
-            groups.append((kind, [score], start, end))
-        before = tag
-    return [
-        {"entity_group": kind, "score": sum(own) / len(own), "word": text[a:b], "start": a, "end": b, **spent(work)}
-        for kind, own, a, b in groups
-    ]
+def _pipeline_answer(service: Service, work: Work, row: Mapping[str, Any], parameters: PipelineParameters) -> Any:
+    """Return the answer of a row as a pipeline writes it, with what it cost beside every part."""
+    task, prediction, given = service.task, prediction_of(work), parameters.model_dump()
+    answer = task.pipeline_answer(row, prediction, work.encoded, work.logits, given)
+    if answer is None:
+        scores = _label_scores(service, work, parameters.function_to_apply)
+        named = {name: _named(value) for name, value in prediction.items()}
+        answer = named if scores is None else sorted_scores(scores)[: parameters.top_k]
+    if isinstance(answer, list):
+        return [{**one, **spent(work)} for one in answer]
+    return {**answer, **spent(work)}
 
 
 # Text Embeddings Inference
@@ -279,7 +244,8 @@ def tei_predict(body: bytes, find: Find, limits: HTTPLimits) -> Call:
     rows = rows_of(service, [one[0] if isinstance(one, list) and len(one) == 1 else one for one in items], limits)
 
     def render(works: list[Work]) -> Response:
-        scores = [label_scores(service, work, "none" if request.raw_scores else None) for work in works]
+        function = "none" if request.raw_scores else None
+        scores = [sorted_scores(label_scores(service, work, function)) for work in works]
         return json_response(scores if batch else scores[0])
 
     return Call(service, rows, request.options(), render)
@@ -303,7 +269,7 @@ def tei_rerank(body: bytes, find: Find, limits: HTTPLimits) -> Call:
     rows = rows_of(service, [[request.query, text] for text in request.texts], limits)
 
     def render(works: list[Work]) -> Response:
-        scores = [pair_score(work, request.raw_scores) for work in works]
+        scores = [pair_score(service, work, request.raw_scores) for work in works]
         order = sorted(range(len(scores)), key=lambda place: -scores[place])
         texts = [{"text": request.texts[place]} if request.return_text else {} for place in order]
         found = [{"index": place, "score": scores[place], **text} for place, text in zip(order, texts, strict=True)]
@@ -312,14 +278,12 @@ def tei_rerank(body: bytes, find: Find, limits: HTTPLimits) -> Call:
     return Call(service, rows, request.options(), render)
 
 
-def pair_score(work: Work, raw: bool = False) -> float:
-    """Return how well a pair fits: a regression's number, or the score of a classifier's last label."""
-    prediction = prediction_of(work)
-    if "value" in prediction:
-        return float(prediction["value"])
-    if "scores" not in prediction:
+def pair_score(service: Service, work: Work, raw: bool = False) -> float:
+    """Return how well a pair fits: the score of the last label, where the answer is a number that number."""
+    scores = _label_scores(service, work, "none" if raw else None)
+    if scores is None:
         raise Problem(422, "Validation", "this model does not score pairs of texts", "use /v1/predict")
-    return float(work.logits[0][-1]) if raw else float(list(prediction["scores"].values())[-1])
+    return float(list(scores.values())[-1])
 
 
 # vLLM
@@ -343,10 +307,9 @@ def vllm_classify(body: bytes, find: Find, limits: HTTPLimits) -> Call:
     def render(works: list[Work]) -> Response:
         data = []
         for index, work in enumerate(works):
-            prediction = prediction_of(work)
-            best = label_scores(service, work)[0]["label"]
-            probabilities = list(prediction["scores"].values()) if "scores" in prediction else [prediction["value"]]
-            shown = {"label": best, "probs": probabilities, "num_classes": len(probabilities)}
+            scores = label_scores(service, work)
+            best = sorted_scores(scores)[0]["label"]
+            shown = {"label": best, "probs": list(scores.values()), "num_classes": len(scores)}
             data.append({"index": index, **shown, **spent(work)})
         return json_response(_vllm_list("classify", service, works, data))
 
@@ -377,7 +340,7 @@ def vllm_score(body: bytes, find: Find, limits: HTTPLimits) -> Call:
 
     def render(works: list[Work]) -> Response:
         data = [
-            {"index": index, "object": "score", "score": pair_score(work), **spent(work)}
+            {"index": index, "object": "score", "score": pair_score(service, work), **spent(work)}
             for index, work in enumerate(works)
         ]
         return json_response(_vllm_list("score", service, works, data))
@@ -481,16 +444,16 @@ def _infer_options(parameters: InferParameters) -> RequestOptions:
 
 def tensor_names(service: Service) -> tuple[str, ...]:
     """Return the names of the input tensors of a run."""
-    return ("text",) if service.task.name == "tagging" else tuple(service.task.input_columns)
+    return ("text",) if service.task.words else tuple(service.task.input_columns)
 
 
 def output_tensors(service: Service) -> list[dict[str, Any]]:
     """Return names, types and shapes of the outputs of a run."""
     fixed = [("exit_layer", "FP32"), ("tokens_kept", "FP32"), ("macs", "INT64"), ("prediction", "BYTES")]
     outputs = [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in fixed]
-    if getattr(service.task, "labels", ()):
-        scores = {"name": "scores", "datatype": "FP32", "shape": [-1, service.task.outputs]}
-        return [{"name": service.task.target, "datatype": "BYTES", "shape": [-1]}, scores, *outputs]
+    if labels := service.task.scored_labels:
+        scores = {"name": "scores", "datatype": "FP32", "shape": [-1, len(labels)]}
+        return [{"name": service.task.answer, "datatype": "BYTES", "shape": [-1]}, scores, *outputs]
     return outputs
 
 
@@ -556,7 +519,8 @@ def _infer_response(
         raise Problem(400, "Validation", message, f"use one of: {', '.join(known)}")
     outputs, tail = [], []
     for name, in_binary in (chosen or dict.fromkeys(known, binary)).items():
-        values = [_output_value(name, prediction, work) for prediction, work in zip(predictions, works, strict=True)]
+        pairs = zip(predictions, works, strict=True)
+        values = [_output_value(service, name, prediction, work) for prediction, work in pairs]
         shape = [len(values), len(values[0])] if name == "scores" else [len(values)]
         tensor: dict[str, Any] = {"name": name, "datatype": known[name], "shape": shape}
         if in_binary:
@@ -575,13 +539,12 @@ def _infer_response(
     return Response(head + b"".join(tail), 200, headers, "application/octet-stream")
 
 
-def _output_value(name: str, prediction: Mapping[str, Any], work: Work) -> Any:
+def _output_value(service: Service, name: str, prediction: Mapping[str, Any], work: Work) -> Any:
     if name == "scores":
         return list(prediction["scores"].values())
-    if name == "label":
-        return str(prediction["label"])
-    if name == "labels":  # any number: one JSON text a row
-        return json.dumps(prediction["labels"], ensure_ascii=False)
+    if name == service.task.answer:  # of several labels, one JSON text a row
+        answer = prediction[name]
+        return json.dumps(answer, ensure_ascii=False) if isinstance(answer, list) else str(answer)
     if name == "prediction":
         full = {**{key: _named(value) for key, value in prediction.items()}, **spent(work)}
         return json.dumps(full, ensure_ascii=False, default=lambda value: value.item())

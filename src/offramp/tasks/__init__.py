@@ -213,15 +213,12 @@ class Task(ABC):
 
     @property
     def scored_labels(self) -> tuple[Any, ...]:
-        """The labels that every prediction has a score for (its field `scores`), in the order of the logits."""
+        """The labels that have a logit each and a score in every prediction (its field `scores`), in that order."""
         return ()
 
-    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float] | None:
-        """Return each label of a row with its score, None where it has none (for servers of classifiers).
-
-        `function` is "softmax" or None (the scores of the prediction), "sigmoid" or "none" of the logits [C].
-        """
-        return None
+    def label_scores(self, prediction: Row) -> dict[Any, float] | None:
+        """Return each label of a row with its score, None where it has none (for servers of classifiers)."""
+        return dict(prediction["scores"]) if self.scored_labels else None
 
     def pipeline_answer(
         self,

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from offramp.data.readers import require_columns
 from offramp.data.tokenization import Encoded, encode_text_windows, encode_texts
 from offramp.errors import OfframpError
-from offramp.tasks import Row, Task
+from offramp.tasks import Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,13 +61,6 @@ class LabelTask(TextTask):
     @property
     def scored_labels(self) -> tuple[Any, ...]:
         return self.labels
-
-    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float]:
-        if function in (None, "softmax"):
-            return dict(prediction["scores"])
-        raw = logits.astype(np.float64)
-        values = 1.0 / (1.0 + np.exp(-raw)) if function == "sigmoid" else raw
-        return dict(zip(self.labels, values.tolist(), strict=True))
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "labels": list(self.labels), "texts": list(self.texts)}

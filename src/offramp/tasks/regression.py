@@ -102,7 +102,7 @@ class RegressionTask(_texts.TextTask):
     def predictions(self, rows: Rows, encoded: Sequence[Encoded], logits: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"value": float(row[0])} for row in logits]
 
-    def label_scores(self, prediction: Row, logits: np.ndarray, function: str | None = None) -> dict[Any, float]:
+    def label_scores(self, prediction: Row) -> dict[Any, float]:
         """Return the number as the score of the only label, as pipelines of transformers do."""
         return {"LABEL_0": prediction["value"]}
 
