@@ -19,7 +19,6 @@ from offramp.errors import OfframpError
 
 ADDED = ("label", "scores", "exit_layer", "tokens_kept", "macs", "truncated", "error")
 FIRST_ADDED = tuple(name for name in ADDED if name != "truncated")  # by jobs whose manifest does not name them
-ANSWERS = ("label", "labels", "tags", "answer", "value", "text")  # what a task may call its prediction
 COSTS = ("exit_layer", "tokens_kept", "macs")
 
 
@@ -37,9 +36,11 @@ def added_names(columns: Sequence[str], added: Sequence[str] = ADDED) -> dict[st
     return names
 
 
-def added_values(prediction: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the added columns for a prediction: its answer as text, its scores as JSON, its cost."""
-    answer = next(name for name in ANSWERS if name in prediction)
+def added_values(prediction: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    """Return the values of the added columns for a prediction: its answer as text, its scores as JSON, its cost.
+
+    `answer` is the field that holds the answer.
+    """
     others = {key: value for key, value in prediction.items() if key not in (answer, *COSTS)}
     scores = others.get("scores", others)
     value = prediction[answer]

@@ -94,7 +94,7 @@ class RowWorker:
         output = self.predictor.run(encoded, self.settings, self.job.batch_size, self.share)
         predictions = self.predictor.finish(rows, encoded, output, self.job.window_pool)
         for number, prediction in zip(numbers, predictions, strict=True):
-            answers.values[number] = added_values(prediction)
+            answers.values[number] = added_values(prediction, self.predictor.task.answer)
         full = full_macs(self.predictor.network, encoded, output)
         self.share.observe(encoded, output.macs, full)
         answers.macs += float(output.macs.sum())
