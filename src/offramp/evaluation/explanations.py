@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offramp import methods
+from offramp import methods, tasks
 from offramp.core import cost
 from offramp.core.attention import AttentionScores
 from offramp.core.columns import EXIT_LOGITS, EXITED_AT, GATE, ORIGIN
@@ -20,7 +20,6 @@ from offramp.errors import OfframpError
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import pack_rows
 from offramp.nn.network import Network
-from offramp.tasks.tagging import words_of_row
 
 LIVE, IDLE, GONE = "live", "idle", "gone"
 
@@ -65,9 +64,14 @@ class Explanation:
     passes: list[ExplainedPass]
     chosen: int  # the pass at the chosen settings
 
+    @property
+    def answer(self) -> str:
+        """The field of a prediction that holds its answer."""
+        return tasks.get(self.task).answer
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields as plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "answer": self.answer}
 
 
 @dataclass
@@ -151,7 +155,8 @@ def _row(predictor: Predictor, inputs: Sequence[str]) -> Mapping[str, Any]:
     if not all(text.strip() for text in inputs):
         raise OfframpError("a text to explain", "an empty one", 'write it in quotes: offramp explain RUN "a good film"')
     row = dict(zip(columns, inputs, strict=True))
-    return {"tokens": words_of_row(row)} if predictor.task.name == "tagging" else row  # shown word by word
+    words = predictor.task.words
+    return {words: predictor.task.words_of(row)} if words else row  # shown word by word
 
 
 def _explain_encoder(
@@ -186,9 +191,11 @@ def _explain_encoder(
 
 def _answer_tokens(encoded: Encoded, prediction: Mapping[str, Any] | None) -> list[int]:
     """Return the tokens of a prediction that is a span of the text."""
-    if not encoded.offsets or prediction is None or not prediction.get("answer"):
+    if not encoded.offsets or prediction is None or not {"start", "end"} <= prediction.keys():
         return []
     start, end = prediction["start"], prediction["end"]
+    if start == end:  # the answer is ""
+        return []
     return [i for i, (first, last) in enumerate(encoded.offsets) if first < end and last > start and first < last]
 
 

@@ -101,12 +101,10 @@ def _outcome(explanation: Explanation, explained: ExplainedPass) -> str:
     left = sum(state == GONE for state in explained.steps[-1].token_states)
     gone = f", {left} of {len(explanation.tokens)} tokens had left" if left and explained.pieces is None else ""
     spent = f"{explained.share:.0%} of the full model's {explanation.full_macs / 1e6:.1f} million MACs"
-    if "label" in explained.prediction:
-        answer = str(explained.prediction["label"])
-    elif "labels" in explained.prediction:
-        answer = ", ".join(explained.prediction["labels"]) or "none"
-    else:
-        answer = _answer_lines(explained.prediction)[0]
+    answer = _answer_lines(explained.prediction)[0]
+    if "scores" in explained.prediction:  # of labels: the lines show how sure each is, not which were given
+        given = explained.prediction[explanation.answer]
+        answer = (", ".join(map(str, given)) or "none") if isinstance(given, list) else str(given)
     if "tags" in explained.prediction:
         pairs = zip(
             explanation.inputs["tokens"], explained.prediction["tags"], strict=False

@@ -60,9 +60,9 @@ function draw(index) {
     row.append(make("div", "number", step.layer), tokens(pass, step), exitCell(step));
     return row;
   }));
-  const final = pass.prediction;
-  const answer = final.label !== undefined ? final.label : final.labels ? final.labels.join(", ") || "none"
-    : short(final.answer === "" ? "no answer" : final.answer ?? final.value ?? final.text ?? (final.tags || []).join(" "));
+  const final = pass.prediction, given = final[data.answer];
+  const answer = Array.isArray(given) ? given.join(final.tags ? " " : ", ") || "none"
+    : final.answer === "" ? "no answer" : short(given);
   const gone = pass.steps.length ? pass.steps[pass.steps.length - 1].token_states.filter((t) => t === "gone").length : 0;
   find("final").textContent = `${answer}: exit after layer ${Number(pass.exit_layer.toFixed(2))} of ${data.depth}` +
     (gone && !pass.pieces ? `, ${gone} of ${data.tokens.length} tokens were dropped` : "") +
