@@ -1,8 +1,8 @@
 """`--method auto`: the method and options that did best on data like this, chosen from the task and the training rows.
 
-The choice is a rule over what is known before training: the task, one text or two, how long rows are, and whether they
-have labels. docs/auto.md gives the measurements behind each line. `auto` is no method of its own: a run folder
-names the method that was chosen.
+The choice is a rule over what is known before training: what answers the task gives, one text or two, how long rows
+are, and whether they have labels. docs/auto.md gives the measurements behind each line. `auto` is no method of its own:
+a run folder names the method that was chosen.
 """
 
 from __future__ import annotations
@@ -16,14 +16,6 @@ from offramp.tasks import Row, Task
 AUTO = "auto"
 LONG_ROW = 100  # words, on average, from which tokens are dropped as well as rows
 ROWS_READ = 1000  # whose words are counted
-BY_TASK = {  # task → method and why
-    "regression": ("berxit", "answers are numbers, so a learned unit decides when a row exits"),
-    "tagging": ("token_exit", "every word has its own answer and halts by itself"),
-    "question_answering": ("deebert", "answers are spans: exits on a frozen model keep the full one as it is"),
-    "masked_lm": ("full", "every token needs all layers to predict a vocabulary"),
-    "translation": ("depth_adaptive", "words of a translation choose their depth"),
-    "multi_label": ("deebert", "several labels a row"),
-}
 
 
 @dataclass(frozen=True)
@@ -41,13 +33,13 @@ def choose_method(
     task: Task, rows: Sequence[Row], max_length: int | None = None, labelled: bool = True
 ) -> ChosenMethod:
     """Return the method for training rows of a task; `max_length` is where rows are cut, in tokens."""
-    if task.name in BY_TASK:
-        return ChosenMethod(*BY_TASK[task.name])
+    if (by_answers := _method_for_answers(task)) is not None:
+        return by_answers
     words = mean_words(task, rows)
     words = words if max_length is None else min(words, max_length)
     if not labelled:
         return ChosenMethod("fastbert", "rows without labels: exits learn the model's own answers", _words_in_exits())
-    if words >= LONG_ROW:
+    if words >= LONG_ROW and "one answer a row" in task.provides:
         options = {**_words_in_exits(), "bag_of_words_training": "fitted", "sandwiches": 1}
         reason = f"{words:.0f} words a row: tokens are dropped, and rows exit"
         return ChosenMethod("length_adaptive+deebert", reason, options, full_rate=True)
@@ -55,6 +47,26 @@ def choose_method(
         reason = "pairs of texts: early exits know little, and small heads on a frozen model lose least"
         return ChosenMethod("deebert", reason, _words_in_exits())
     return ChosenMethod("fastbert", f"single texts of {words:.0f} words: distilled exits", _words_in_exits())
+
+
+def _method_for_answers(task: Task) -> ChosenMethod | None:
+    """Return the method that the form of a task's answers decides, whatever the rows; None where a row has one choice
+    among labels."""
+    if task.kind == "sequence":
+        return ChosenMethod("depth_adaptive", "words of a translation choose their depth")
+    if task.over_vocabulary:
+        return ChosenMethod("full", "every token needs all layers to predict a vocabulary")
+    if "words" in task.provides:
+        return ChosenMethod("token_exit", "every word has its own answer and halts by itself")
+    if "distribution" not in task.provides:
+        if "example_error" not in task.provides:
+            return ChosenMethod("full", "answers do not tell how sure they are")
+        return ChosenMethod("berxit", "answers are numbers, so a learned unit decides when a row exits")
+    if task.kind == "token":
+        return ChosenMethod("deebert", "answers are spans: exits on a frozen model keep the full one as it is")
+    if "several distributions a row" in task.provides:
+        return ChosenMethod("deebert", "several labels a row")
+    return None
 
 
 def mean_words(task: Task, rows: Sequence[Row]) -> float:
