@@ -48,7 +48,7 @@ from offramp.calibration.risk import (
     split_in_halves,
     split_rows,
 )
-from offramp.commands.attach import AttachedRun, known_label
+from offramp.commands.attach import AttachedRun
 from offramp.core.policy import Policy
 from offramp.data.readers import read_rows
 from offramp.errors import OfframpError
@@ -156,7 +156,7 @@ def read_sample(path: str, options: argparse.Namespace, folder: Path, name: str)
 def read_test(options: argparse.Namespace, predictor: Predictor) -> list[Row]:
     """Return the test rows with labels by the names that the model has."""
     rows = read_rows(options.test)[options.skip :][: options.test_rows]
-    return [dict(known_label(predictor.task, row)) for row in rows]
+    return [dict(predictor.task.with_known_label(row)) for row in rows]
 
 
 def header(options: argparse.Namespace, predictor: Predictor, what: str) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _tfidf(options: argparse.Namespace, predictor: Predictor, test: Rows) -> lis
     """Return the cell of TF-IDF with logistic regression, where the task is to classify single texts."""
     if not options.train or predictor.task.name != "classification" or predictor.task.input_columns != ("text",):
         return []
-    train = [dict(known_label(predictor.task, row)) for row in read_rows(options.train)[: options.train_rows]]
+    train = [dict(predictor.task.with_known_label(row)) for row in read_rows(options.train)[: options.train_rows]]
     return [tfidf(train, test, (options.train, options.test), command_line(PROGRAM))]
 
 

@@ -250,15 +250,15 @@ def _default_budget(request: AttachRequest) -> Budget:
 
 
 def _options(request: AttachRequest, task: Task, width: int) -> AttachedOptions:
+    one_choice = task.kind == "row" and "distribution" in task.provides
+    one_choice = one_choice and "several distributions a row" not in task.provides  # the bag of words is fitted to one
     exits: tuple[int, ...] = ()
     if request.exits != "auto":
         try:
             exits = tuple(int(layer) for layer in request.exits.split(","))
         except ValueError as error:
             raise OfframpError("layers with an exit", f"--exits {request.exits}", "use auto, or e.g. 0,2,4") from error
-    return AttachedOptions(
-        pool="meanmaxfirst", exits=exits, bag_of_words=task.name == "classification", hidden=min(HIDDEN, width // 3)
-    )
+    return AttachedOptions(pool="meanmaxfirst", exits=exits, bag_of_words=one_choice, hidden=min(HIDDEN, width // 3))
 
 
 def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
@@ -269,8 +269,8 @@ def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
     if request.pair and rows and not all(column in rows[0] for column in columns):
         columns_found = ", ".join(rows[0])
         raise OfframpError(f"the columns {' and '.join(columns)}", f"{source} with {columns_found}", "see --pair")
-    if columns == ("tokens",):
-        rows = [row if "tokens" in row else {**row, "tokens": row.get("text")} for row in rows]  # raw: the task splits
+    if words := task.words:
+        rows = [row if words in row else {**row, words: row.get("text")} for row in rows]  # raw: the task splits
     kept: list[Row] = [row for row in rows if all(_filled(row.get(column)) for column in columns)]
     if len(kept) < FEWEST:
         given = f"{len(kept)} usable rows in {source} (columns {' and '.join(columns)})"
@@ -477,7 +477,7 @@ def _read_labelled(request: AttachRequest, task: Task) -> list[Row]:
     """Return the labelled rows, checked before any work is done; none where no file is given."""
     if request.labels is None:
         return []
-    rows = [known_label(task, row) for row in reading.read_rows(request.labels, columns=request.columns)]
+    rows = [task.with_known_label(row) for row in reading.read_rows(request.labels, columns=request.columns)]
     task.check_rows(rows, request.labels)
     return rows
 
@@ -511,14 +511,6 @@ def _broken_promise(scores: Mapping[str, Any] | None, default: Budget, task: Tas
         f"{100 * found:.1f} % of the labelled rows differ from the full model, where {100 * default.value:g} % may: "
         "they are unlike the texts, or the model was fine-tuned on the texts; give new ones with --held-out"
     ]
-
-
-def known_label(task: Task, row: Row) -> Row:
-    """Return a row whose label is the model's own name for it: numbers stand for the model's order."""
-    label, labels = row.get("label"), getattr(task, "labels", ())
-    if task.name == "classification" and isinstance(label, int) and label not in labels and 0 <= label < len(labels):
-        return {**row, "label": labels[label]}
-    return row
 
 
 def _settings_of(model: LoadedRun, points: OperatingPoints, default: Budget) -> Any:

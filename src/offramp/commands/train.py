@@ -79,7 +79,7 @@ class TrainRequest:
     model: str
     train: str
     out: str
-    task: str = "classification"
+    task: str = tasks.FALLBACK
     method: str = "full"
     dev: str | None = None
     dev_split: float = 0.1
@@ -236,7 +236,8 @@ def train(
 
 def _embedding_rate(request: TrainRequest) -> float:
     """Return the learning rate of the embedding tables where none is given; 0: that of the other parameters."""
-    if request.task == "masked_lm":  # pretraining: the tables are the output layer too
+    task = tasks.get(request.task)
+    if task.over_vocabulary and task.kind == "token":  # pretraining: the tables are the output layer too
         return 0.0
     source = Path(request.init or request.model)
     earlier = folders.read_recipe(source) if is_run(source) else {}
@@ -292,7 +293,7 @@ def _guess_task(train: str, columns: Mapping[str, str], init: str | Path | None)
     if init is not None and is_run(Path(init)):
         return str(folders.read_description(init)["task"]["name"])
     if not Path(train).is_file():  # standard input can be read once only
-        return "classification"
+        return tasks.FALLBACK
     return tasks.name_for(next(reading.stream_rows(train, columns=columns)))
 
 
