@@ -275,6 +275,13 @@ def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path
         offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", labels=labels, exits="1")
 
 
+def test_the_column_of_labels_is_renamed_in_the_labelled_rows_only(trained: Path, tmp_path: Path) -> None:
+    labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "sentiment": "superb"}])
+    given: Any = {"labels": labels, "columns": {"label": "sentiment"}}  # texts have no such column
+    with pytest.raises(OfframpError, match="superb"):
+        offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", exits="1", **given)
+
+
 def test_unknown_labels_are_refused_before_any_work(trained: Path, tmp_path: Path) -> None:
     labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": "superb"}])
     with pytest.raises(OfframpError):

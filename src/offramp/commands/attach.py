@@ -264,7 +264,8 @@ def _options(request: AttachRequest, task: Task, width: int) -> AttachedOptions:
 def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
     """Return the texts of a file as rows with the task's input columns."""
     limit = request.rows if source == request.text else None
-    rows = reading.read_rows(source, columns=request.columns, limit=limit)
+    named = {name: column for name, column in request.columns.items() if name != task.target}  # texts have no labels
+    rows = reading.read_rows(source, columns=named, limit=limit)
     columns = task.input_columns
     if request.pair and rows and not all(column in rows[0] for column in columns):
         columns_found = ", ".join(rows[0])

@@ -259,9 +259,8 @@ def _train_then_attach(request: TrainRequest, text: str, force: bool, listener: 
         log = run_training(first, force, listener).log
     wait_for_everyone()
     listener(attaching=text)
-    columns = {name: column for name, column in request.columns.items() if name != "label"}
     wanted = AttachRequest(
-        first.out, text, request.out, labels=request.dev, columns=columns, seed=request.schedule.seed
+        first.out, text, request.out, labels=request.dev, columns=request.columns, seed=request.schedule.seed
     )
     if not is_main_process():  # exits are attached by the main process alone
         wait_for_everyone()
