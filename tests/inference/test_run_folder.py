@@ -225,3 +225,31 @@ def test_check_backbone_refuses_unknown_families(tmp_path: Path) -> None:
 def test_everyone_who_may_read_the_description_may_read_the_weights(trained: Path) -> None:
     modes = {path.name: path.stat().st_mode for path in trained.iterdir()}
     assert {modes["model.safetensors"], modes["offramp.safetensors"]} == {modes["offramp.json"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "carried"),
+    [
+        ("adapler", {"exit_heads", "cuts"}, {"predictors"}),
+        ("length_adaptive", {"exit_heads", "lengths"}, set()),
+        ("power_bert", {"exit_heads", "retention"}, set()),
+        ("berxit", {"exit_heads"}, {"exit_unit"}),
+        ("length_adaptive+berxit", {"exit_heads", "lengths"}, {"exit_unit"}),
+    ],
+)
+def test_modules_of_a_task_are_not_taken_from_the_model_of_an_earlier_run(
+    base: str, tmp_path: Path, name: str, new: set[str], carried: set[str]
+) -> None:
+    """What a method learned for one task, such as adapler's thresholds, says nothing about another."""
+    method = methods.get(name)
+    assert method.of_a_task == new
+    net = folders.load_run(write_untrained_run(base, name, "classification", tmp_path / "run")).network
+    before = {key: value.clone() for key, value in net.added.state_dict().items()}
+    other = folders.load_run(tmp_path / "run")
+    for value in other.network.added.state_dict().values():
+        value.add_(1)
+    folders.save_added(tmp_path / "run", other)
+    folders.reuse_added_modules(net, method, str(tmp_path / "run"))
+    found = net.added.state_dict()
+    changed = {key.split(".")[0] for key in found if not torch.equal(found[key], before[key])}
+    assert changed == carried

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 2  # what this version writes; it also reads format 1 (inference/format1.py)
-NEW_IN_EVERY_RUN = ("exit_heads.", "lengths.", "retention.")  # added modules that are never taken from an earlier run
 
 
 @dataclass(frozen=True)
@@ -172,13 +171,14 @@ def build_network(
 def reuse_added_modules(net: Network, method: Method, source: str) -> None:
     """Load added modules from an earlier run of the same method that now serves as a pretrained model.
 
-    A predictor of depths that was pretrained with its backbone continues to learn. Exit heads belong to a task and are
-    newly initialised, and lengths are those of this run's options.
+    A predictor of depths that was pretrained with its backbone continues to learn. What the method says belongs to a
+    task, such as exit heads, is newly initialised, and lengths are those of this run's options.
     """
     path = Path(source)
     if not is_run(path) or read_description(path)["method"] != method.name:
         return
-    shapes = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(NEW_IN_EVERY_RUN)}
+    new = tuple(f"{key}." for key in method.of_a_task)
+    shapes = {name: t.shape for name, t in net.added.state_dict().items() if not name.startswith(new)}
     try:
         stored = _load_added(path)
     except (OSError, SafetensorError) as error:

@@ -18,6 +18,7 @@ from torch import nn
 
 from offramp.core.policy import PairPolicy, Policy
 from offramp.nn.exit_policies import ThresholdSettings, WeightedOptions, exit_modules
+from offramp.nn.keys import EXIT_HEADS
 from offramp.nn.network import Network
 from offramp.nn.setting_space import IntegerSpace, ProductSpace, Space, ThresholdSpace
 from offramp.tasks import Task
@@ -40,6 +41,7 @@ class Method(ABC):
     space: Space  # how a budget becomes settings
     needs: frozenset[str] = frozenset()  # what a task must provide, e.g. "distribution"
     hf_equal: bool = True  # with default settings the method is the plain Hugging Face model
+    of_a_task: frozenset[str] = frozenset({EXIT_HEADS})  # keys of modules that never come from an earlier run's model
     earlier_options: Mapping[str, Any] = {}  # values of options that run folders of earlier versions lack
     decodes: bool = False  # the method also serves tasks that generate text with a decoder
 
@@ -124,6 +126,7 @@ class PairMethod(Method):
         self.settings, self.options = self.merged_settings.kind, self.merged_options.kind
         self.space = ProductSpace(length.space, depth.space)
         self.needs = length.needs | depth.needs
+        self.of_a_task = length.of_a_task | depth.of_a_task
         self.hf_equal = length.hf_equal and depth.hf_equal
         self.earlier_options = {**length.earlier_options, **depth.earlier_options}
 

@@ -331,6 +331,7 @@ class AdapLeR(LengthMethod):
         "scale", full_value=0.0, unit="times the learned thresholds", replay=False, grid=GRID, per_layer="scales"
     )
     needs = frozenset({"example_error"})  # excludes tasks whose answers are a vocabulary
+    of_a_task = LengthMethod.of_a_task | {TOKEN_THRESHOLDS}
 
     def modules(self, network: Network, options: AdapLeROptions) -> nn.ModuleDict:
         predictors = {str(layer): TokenScorer(network.encoder.hidden) for layer in range(1, network.depth + 1)}

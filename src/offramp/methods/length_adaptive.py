@@ -213,6 +213,7 @@ class LengthAdaptive(LengthMethod):
     settings = LengthSettings
     options = LengthAdaptiveOptions
     space = LengthSpace("lengths")
+    of_a_task = LengthMethod.of_a_task | {TRAINED_LENGTHS}
     earlier_options: Mapping[str, Any] = {"restore": "state"}
 
     def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:

@@ -199,6 +199,7 @@ class PoWERBERT(LengthMethod):
     options = PoWERBERTOptions
     space = ThresholdSpace("scale", full_value=1.0, unit="share", replay=False, grid=(0.3, 0.45, 0.6, 0.75, 0.9))
     needs = frozenset({"one answer a row"})
+    of_a_task = LengthMethod.of_a_task | {RETENTION}
     hf_equal = False
 
     def modules(self, network: Network, options: PoWERBERTOptions) -> nn.ModuleDict:
