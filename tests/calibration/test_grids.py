@@ -12,7 +12,7 @@ import torch
 from offramp.calibration.grids import EXTRA_RUNS, cliff_lengths, constant_length_grid, length_macs, refine_grid
 from offramp.inference.operating_points import OperatingPoint
 from offramp.inference.predictor import Predictor
-from offramp.methods._shared.lengths import cliffs, shortest_lengths
+from offramp.nn.lengths import cliffs, shortest_lengths
 from tests import factories
 
 GRID = (3.0, 2.0, 1.0, 0.5)

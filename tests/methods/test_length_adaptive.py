@@ -18,7 +18,7 @@ from offramp.core.loop import Result, State, run
 from offramp.core.packed import pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.errors import OfframpError
-from offramp.methods._shared.lengths import LengthPolicy, cliffs, shortest_lengths
+from offramp.methods._shared.lengths import LengthPolicy
 from offramp.methods.length_adaptive import (
     LengthAdaptiveOptions,
     LengthDropStage,
@@ -27,6 +27,7 @@ from offramp.methods.length_adaptive import (
     length_policy,
 )
 from offramp.nn.batches import Batch
+from offramp.nn.lengths import cliffs, shortest_lengths
 from offramp.nn.network import Network
 from tests import factories
 

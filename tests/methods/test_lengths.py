@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from offramp.core.packed import pack
 from offramp.errors import OfframpError
-from offramp.methods._shared.lengths import (
-    CLIFF_SHARE,
-    LengthPolicy,
-    LengthSettings,
-    best_tokens,
-    cliffs,
-    constant_drop,
-    kept_counts,
-    token_ranks,
-)
+from offramp.methods._shared.lengths import LengthPolicy, LengthSettings, best_tokens, token_ranks
+from offramp.nn.lengths import CLIFF_SHARE, cliffs, constant_drop, kept_counts
 from offramp.nn.network import bare_network
 from offramp.tasks import get
 from tests import factories

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from offramp.core.cost import Event, macs
 from offramp.inference.operating_points import OperatingPoint
-from offramp.methods._shared.lengths import cliffs, constant_drop, kept_counts, shortest_lengths
-from offramp.nn.keys import PREDICTORS
+from offramp.nn.lengths import cliffs, constant_drop, kept_counts, shortest_lengths, trained_lengths
 from offramp.nn.network import Network
 
 EXTRA_RUNS = 4  # settings added to a grid
@@ -28,11 +27,12 @@ SMALLEST_STEP = 1e-4  # compute × score: a hundredth of each
 def length_macs(network: Network, shares: Sequence[float], lengths: Tensor) -> Tensor:
     """Return the MACs of rows of these lengths that keep such shares of their tokens after each layer's attention."""
     rows, before = torch.arange(lengths.shape[0]), lengths
+    restores = trained_lengths(network).restores
     trace = [Event("embed", 0, rows, lengths, lengths)]
     for layer in range(1, network.depth + 1):
         after = torch.minimum(before, kept_counts(lengths, shares[layer - 1])) if shares else before
         trace += [Event("attend", layer, rows, before, before), Event("feed", layer, rows, after, after)]
-        if PREDICTORS in network.added:  # dropped tokens return through a map
+        if restores:
             trace.append(Event("predictor", layer, rows, before - after, before - after))
         before = after
     tokens = lengths if network.per_token else before

@@ -50,7 +50,7 @@ from offramp.inference.operating_points import (
     weights_fingerprint,
 )
 from offramp.methods import Method, PairMethod
-from offramp.methods._shared.lengths import kept_counts
+from offramp.nn.lengths import kept_counts
 from offramp.nn.setting_space import LengthSpace
 from offramp.tasks import Task
 from offramp.utils.files import read_json, write_json

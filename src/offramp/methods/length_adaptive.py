@@ -43,16 +43,10 @@ from offramp.core.loop import State
 from offramp.core.policy import Needs, Policy
 from offramp.errors import OfframpError
 from offramp.methods._base import LengthMethod
-from offramp.methods._shared.lengths import (
-    TRAINED_LENGTHS,
-    LengthPolicy,
-    LengthSettings,
-    TrainedLengths,
-    cliffs,
-    constant_drop,
-)
+from offramp.methods._shared.lengths import LengthPolicy, LengthSettings
 from offramp.nn.batches import Batch
-from offramp.nn.keys import PREDICTORS
+from offramp.nn.keys import PREDICTORS, TRAINED_LENGTHS
+from offramp.nn.lengths import TrainedLengths, cliffs, constant_drop
 from offramp.nn.network import Network
 from offramp.nn.setting_space import LengthSpace
 from offramp.training.distillation import distillation_loss
@@ -218,8 +212,10 @@ class LengthAdaptive(LengthMethod):
 
     def modules(self, network: Network, options: LengthAdaptiveOptions) -> nn.ModuleDict:
         """Return the shortest lengths that are trained and, where tokens return, a map for every layer."""
-        added = nn.ModuleDict({TRAINED_LENGTHS: TrainedLengths(constant_drop(network.depth, options.drop))})
-        if network.per_token and options.restore == "affine":
+        restores = network.per_token and options.restore == "affine"
+        shortest = constant_drop(network.depth, options.drop)
+        added = nn.ModuleDict({TRAINED_LENGTHS: TrainedLengths(shortest, restores=restores)})
+        if restores:
             hidden, layers = network.encoder.hidden, range(1, network.depth + 1)
             added[PREDICTORS] = nn.ModuleDict({str(layer): RestoringMap(hidden) for layer in layers})
         return added

@@ -19,6 +19,9 @@ EXIT_UNIT: Final = "exit_unit"
 PREDICTORS: Final = "predictors"
 """A ModuleDict of the method's own predictors, which score tokens or plan depths, by layer as a string."""
 
+TRAINED_LENGTHS: Final = "lengths"
+"""The shortest lengths that a model was trained for (`nn/lengths.py`), of methods whose space is a `LengthSpace`."""
+
 HALTING_UNIT: Final = "halting_unit"
 """A learned unit of a decoder that chooses how many blocks each word goes through."""
 

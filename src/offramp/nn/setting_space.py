@@ -43,7 +43,8 @@ class IntegerSpace:
 
 @dataclass(frozen=True)
 class LengthSpace:
-    """A vector over layers, found by search, for which the model is rerun."""
+    """A vector over layers, found by search, for which the model is rerun; `nn/lengths.py` has what the search needs
+    to know of a network."""
 
     name: str
 

@@ -1,8 +1,8 @@
-"""What length methods share: which tokens of a row are kept, and settings that say how many.
+"""What length methods share: which tokens of a row are kept, and settings that say how many (`nn/lengths.py`).
 
-A length is a share of the row's own number of tokens, never of a padded maximum. Tokens are kept by rank among the
-row's own tokens. Scores are rounded, and of equal scores the earlier token has the better rank, so that another order
-of summation (another batch, another engine) changes a rank only where two equal scores lie on a rounding edge.
+Tokens are kept by rank among the row's own tokens. Scores are rounded, and of equal scores the earlier token has the
+better rank, so that another order of summation (another batch, another engine) changes a rank only where two equal
+scores lie on a rounding edge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offramp.core import policy
 from offramp.core.attention import AttentionScores
@@ -22,11 +22,9 @@ from offramp.core.packed import Packed
 from offramp.core.policy import Needs
 from offramp.errors import OfframpError
 from offramp.nn import row_ops as rows
+from offramp.nn.lengths import kept_counts
 from offramp.nn.network import Network
 
-TRAINED_LENGTHS = "lengths"  # key of a method's module in Network.added
-FEWEST_TOKENS = 2  # that every row keeps, if it has them
-CLIFF_SHARE = 0.05  # of a row's tokens are kept after the edge of a cliff
 RESOLUTION = 2.0**16  # scores are rounded to multiples of 1/RESOLUTION
 ABOVE_ALL_SCORES = 2**34  # no score times RESOLUTION reaches it
 
@@ -42,25 +40,6 @@ def token_ranks(packed: Packed, scores: Tensor, first: bool) -> Tensor:
 def best_tokens(packed: Packed, scores: Tensor, counts: Tensor, first: bool) -> Tensor:
     """Return the `counts` [rows] best tokens of each row, as a mask over tokens."""
     return token_ranks(packed, scores, first) < counts.to(packed.device)[packed.row_of_token]
-
-
-def kept_counts(lengths: Tensor, share: float) -> Tensor:
-    """Return how many tokens rows of these original lengths keep: the share, rounded up, at least two of two."""
-    kept = torch.ceil(lengths.double() * share - 1e-9).long().clamp(min=FEWEST_TOKENS)
-    return torch.minimum(kept, lengths)
-
-
-def constant_drop(depth: int, drop: float) -> tuple[float, ...]:
-    """Return the shares after each layer when every layer drops the same part of its tokens."""
-    return tuple(max(1e-6, round((1.0 - drop) ** layer, 6)) for layer in range(1, depth + 1))
-
-
-def cliffs(least: Sequence[float]) -> list[tuple[float, ...]]:
-    """Return lengths that keep every token up to a layer and almost none after it, cheapest first; none with fewer
-    tokens in total than `least`. Early layers need the words; later ones read what these have gathered."""
-    depth = len(least)
-    found = [(1.0,) * edge + (CLIFF_SHARE,) * (depth - edge) for edge in range(1, depth)]
-    return [lengths for lengths in found if sum(lengths) >= sum(least)]
 
 
 def check_falling(name: str, values: Sequence[float]) -> None:
@@ -113,20 +92,3 @@ class LengthPolicy(policy.Policy):
             return None
         original = s.base.lengths[s.packed.rows[ORIGIN].cpu()]
         return best_tokens(s.packed, scores.columns, kept_counts(original, self.shares[layer]), self.first)
-
-
-class TrainedLengths(nn.Module):
-    """The shortest lengths that a model was trained for, stored with it; no search keeps fewer tokens in total."""
-
-    shares: Tensor  # [layers]
-
-    def __init__(self, shares: Sequence[float]) -> None:
-        super().__init__()
-        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64))
-
-
-def shortest_lengths(network: Network) -> tuple[float, ...]:
-    """Return the shortest lengths that a model was trained for."""
-    trained = network.added[TRAINED_LENGTHS]
-    assert isinstance(trained, TrainedLengths), "methods whose space is a LengthSpace store what they were trained for"
-    return tuple(round(share, 6) for share in trained.shares.tolist())
