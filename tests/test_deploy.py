@@ -38,6 +38,11 @@ def test_a_service_cannot_set_options_of_the_server() -> None:
     assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
+def test_the_server_has_as_many_threads_as_cores_are_requested() -> None:
+    (container,) = documents("kubernetes.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][container["args"].index("--threads") + 1] == container["resources"]["requests"]["cpu"]
+
+
 def test_the_ray_version_is_the_tested_one() -> None:
     (job,), (service,) = documents("kuberay-job.yaml"), documents("kuberay-service.yaml")
     pinned = (ROOT / "constraints.txt").read_text().split()

@@ -26,7 +26,7 @@ class EngineOptions:
     """Precision, threads and cache folders of an engine."""
 
     precision: Precision = "fp32"
-    threads: int | None = None  # None: as many as the machine has cores
+    threads: int | None = None  # None: as many as the process may use cores
     cache: Path | None = None  # where compiled graphs of this model are kept for the next start; None: nowhere
     packed_weights: Path | None = field(default_factory=cache_folder)  # where packed weights are kept; None: nowhere
 

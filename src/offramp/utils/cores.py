@@ -6,11 +6,60 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use: those it may run on, or fewer under a quota of time.
+
+    A container limited to two of 64 cores may run on all 64; 64 threads would only spend its share sooner.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, quota_cores() or cores)
+
+
+@cache
+def quota_cores(root: Path = Path("/")) -> int | None:
+    """Return how many cores' time the process may use, rounded up; None where nothing limits it or nothing says so.
+
+    Linux limits groups of processes, and a group also has the limits of those it lies in.
+    """
+    control = root / "sys/fs/cgroup"
+    quotas: list[float] = []
+    for line in _lines(root / "proc/self/cgroup"):  # "0::/own/group" of version 2, "4:cpu,cpuacct:/own/group" of 1
+        _, names, group = [*line.split(":", 2), "", ""][:3]
+        if not names:
+            folders = [control, control / "unified"]
+        elif "cpu" in names.split(","):
+            folders = [control / names, control / "cpu"]
+        else:
+            continue
+        path = PurePosixPath("/", group)
+        for own in (path, *path.parents):  # in a container the files of its own group may lie at the top
+            for folder in folders:
+                quotas += _quota(folder.joinpath(*own.parts[1:]), version=1 if names else 2)
+    return max(1, -int(-min(quotas) // 1)) if quotas else None
+
+
+def _quota(folder: Path, version: int) -> list[float]:
+    """Return the cores' time that one group may use, as a list of one; empty where it has no limit."""
+    if version == 2:
+        words = " ".join(_lines(folder / "cpu.max")).split()  # "150000 100000", or "max 100000"
+    else:
+        words = [word for name in ("quota", "period") for word in _lines(folder / f"cpu.cfs_{name}_us")]
+    try:
+        quota, period = (int(word) for word in words)
+    except ValueError:
+        return []
+    return [quota / period] if quota > 0 and period > 0 else []
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, ValueError):
+        return []
 
 
 class CoreTurns:
