@@ -63,8 +63,11 @@ class Worker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """End the thread after its current step; what still waits stays unanswered."""
+    def stop(self, timeout: float = 60.0) -> None:
+        """End the thread after its current step, also while it warms up; what still waits stays unanswered.
+
+        A thread that is still inside the engine when Python ends can abort the process, so the limit is generous.
+        """
         self._stopping = True
         self._work.set()
         if self._thread.is_alive():
@@ -75,7 +78,8 @@ class Worker:
             self._warm_up()
         except Exception:  # a model that cannot warm up will report its error to the first client
             LOG.exception("warm-up failed")
-        self.ready.set()
+        if not self._stopping:
+            self.ready.set()
         while not self._stopping:
             if self.scheduler.idle:
                 self._work.wait(TICK)
@@ -120,6 +124,8 @@ class Worker:
             scheduler.whole = whole  # one call where the engine can, then by segments: both costs become known
             for rows, tokens in WARM_UP_ROWS if scheduler.network.decoder is None else WARM_UP_ROWS[:1]:
                 for gear in gears if number == 0 and rows < 16 else gears[-1:]:
+                    if self._stopping:
+                        return
                     lengths = [max(1, min(longest, tokens - place % 5)) for place in range(rows)]
                     tickets = [Ticket([_row(ids, length)], self.clock(), gear) for length in lengths]
                     self._warm_up_with(tickets, measure=number > 0)
@@ -132,7 +138,7 @@ class Worker:
 
     def _warm_up_with(self, tickets: Sequence[Ticket], measure: bool) -> None:
         self.scheduler.submit(tickets, self.clock())
-        while not self.scheduler.idle:
+        while not (self.scheduler.idle or self._stopping):
             before = self.clock()
             self.scheduler.step(before)
             if measure:  # not the first time, when graphs are compiled
