@@ -233,7 +233,7 @@ float uncertainty(Measure measure, const float* logits, std::size_t count, float
   std::size_t possible = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const float share = std::exp(logits[i] / temperature - largest) / total;
-    if (share > 0.0f) entropy -= share * std::log(share);
+    if (!(share <= 0.0f)) entropy -= share * std::log(share);  // NaN of NaN: such a row does not exit
     possible += std::isinf(logits[i]) && logits[i] < 0.0f ? 0 : 1;
   }
   if (measure == Measure::entropy) return entropy;
@@ -247,10 +247,18 @@ bool Rule::consults(std::size_t exit_number) const {
 
 namespace {
 
+// The place of the largest logit; NaN is larger than any number, as in torch.
+std::size_t best_answer(const float* logits, std::size_t outputs) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < outputs && !std::isnan(logits[best]); ++i)
+    if (std::isnan(logits[i]) || logits[i] > logits[best]) best = i;
+  return best;
+}
+
 // Patience: whether two exits give the same answer. A single number is the same when it hardly moves.
 bool same_answer(const float* before, const float* now, std::size_t outputs, float tolerance) {
   if (outputs == 1) return std::fabs(before[0] - now[0]) < tolerance;
-  return std::max_element(before, before + outputs) - before == std::max_element(now, now + outputs) - now;
+  return best_answer(before, outputs) == best_answer(now, outputs);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 // header: code compiled for different instruction sets must never share a name, or the linker would mix it up.
 // Nothing of the standard library is instantiated here for the same reason.
 //
+// NaN stays NaN in every kernel, so that a damaged model is noticed: where a maximum or minimum could drop it, the value
+// that may be NaN stands second.
+//
 // The includer defines kTileRows and kTileVectors: the part of an output that is kept in registers.
 
 static_assert(kPanel % (kTileVectors * Vector::width) == 0, "a panel is a whole number of tiles");
@@ -9,10 +12,10 @@ constexpr std::size_t kTileColumns = kTileVectors * Vector::width;
 
 constexpr float kLog2OfE = 1.44269504f;
 
-// 2^x, with a relative error below 1e-7; below -126 the smallest normal number. The coefficients are a fit of 2^r for
+// 2^x, with a relative error below 1e-7; below -126 the smallest normal number; NaN of NaN. The coefficients are a fit of 2^r for
 // |r| <= 1/2 with an error of 2e-9.
 inline Vector power_of_two(Vector x) {
-  x = Vector::min(Vector::max(x, Vector::all(-126.0f)), Vector::all(127.0f));
+  x = Vector::min(Vector::all(127.0f), Vector::max(Vector::all(-126.0f), x));
   const Vector whole = x.rounded();
   const Vector rest = x - whole;
   Vector sum = Vector::all(1.53458095e-4f);
@@ -58,7 +61,7 @@ inline Vector activated(Activation activation, Vector x) {
   switch (activation) {
     case Activation::gelu: return gelu(x);
     case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::relu: return Vector::max(x, Vector::zero());
+    case Activation::relu: return Vector::max(Vector::zero(), x);
     case Activation::tanh: return hyperbolic_tangent(x);
     case Activation::sigmoid: return sigmoid(x);
     case Activation::none: break;
@@ -182,10 +185,11 @@ inline void small_product_rows(std::size_t rows, const float* input, std::size_t
   }
 }
 
-// Softmax of count scores, each multiplied by scale first; filler behind them becomes 0.
+// Softmax of count scores, each multiplied by scale first; filler behind them becomes 0. Where one of them is NaN or
+// positive infinity, or all are negative infinity, the sum is NaN and with it every share.
 inline void softmax(float* scores, std::size_t count, std::size_t padded, float scale) {
   const float binary_scale = scale * kLog2OfE;  // powers of two instead of e
-  const Vector lowest = Vector::all(-3.0e38f), factor = Vector::all(binary_scale);
+  const Vector lowest = Vector::all(-__builtin_inff()), factor = Vector::all(binary_scale);
   Vector largest = lowest;
   for (std::size_t i = 0; i < count; i += Vector::width) {
     const std::size_t n = count - i < Vector::width ? count - i : Vector::width;
@@ -318,9 +322,11 @@ void add_to(float* sum, const float* row, std::size_t count) {
 
 void max_to(float* largest, const float* row, std::size_t count) {
   std::size_t i = 0;
-  for (; i + Vector::width <= count; i += Vector::width)
-    Vector::max(Vector::load(largest + i), Vector::load(row + i)).store(largest + i);
-  for (; i < count; ++i) largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+  for (; i + Vector::width <= count; i += Vector::width) {
+    const Vector before = Vector::load(largest + i), own = Vector::load(row + i);
+    Vector::where_nan(own, own, Vector::max(own, before)).store(largest + i);
+  }
+  for (; i < count; ++i) largest[i] = row[i] > largest[i] || row[i] != row[i] ? row[i] : largest[i];
 }
 
 float dot(const float* a, const float* b, std::size_t count) {
@@ -338,20 +344,22 @@ float dot(const float* a, const float* b, std::size_t count) {
 }
 
 // Rows are rounded to 256 levels between their smallest and largest value: value = lowest + step * level.
+// Of a row with NaN or infinity the scale is NaN, and with it whatever its bytes are multiplied with.
 struct ByteScale {
   float lowest, step, inverse;  // the inverse of the step; both are 0 where all values are equal
 };
 
 inline ByteScale byte_scale(const float* row, std::size_t count) {
   const Vector first = Vector::all(row[0]);
-  Vector largest = first, smallest = first;
+  Vector largest = first, smallest = first, nothing = Vector::zero();
   for (std::size_t i = 0; i < count; i += Vector::width) {
     const std::size_t n = count - i < Vector::width ? count - i : Vector::width;
     const Vector values = n == Vector::width ? Vector::load(row + i) : Vector::load_part(row + i, n, first);
     largest = Vector::max(largest, values);
     smallest = Vector::min(smallest, values);
+    nothing = nothing | values * Vector::zero();  // ±0, or NaN from the first value on that is not finite
   }
-  const float lowest = smallest.smallest(), range = largest.largest() - lowest;
+  const float lowest = smallest.smallest() + nothing.sum(), range = largest.largest() - lowest;
   return {lowest, range / 255.0f, range > 0.0f ? 255.0f / range : 0.0f};
 }
 
@@ -362,7 +370,7 @@ inline void store_quantised(const float* row, std::size_t count, std::size_t pad
   scale[1] = own.lowest + 128.0f * own.step;
   const Vector factor = Vector::all(own.inverse), shift = Vector::all(-own.lowest * own.inverse - 128.0f);
   const Vector most = Vector::all(127.0f), least = Vector::all(-128.0f);
-  const auto whole_number = [&](Vector value) {
+  const auto whole_number = [&](Vector value) {  // NaN becomes a byte: the scale is NaN already
     return Vector::min(Vector::max(Vector::fma(value, factor, shift).rounded(), least), most);
   };
   std::size_t i = 0;

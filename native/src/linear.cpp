@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 namespace offramp {
@@ -69,7 +70,15 @@ void Linear::pack(Precision precision, const float* weights, std::size_t outputs
     float inverse = 0.0f;
     if (precision == Precision::i8) {
       float most = 0.0f;
-      for (std::size_t k = 0; k < inputs; ++k) most = std::max(most, std::fabs(row[k]));
+      bool finite = true;
+      for (std::size_t k = 0; k < inputs; ++k) {
+        most = std::max(most, std::fabs(row[k]));
+        finite = finite && std::isfinite(row[k]);
+      }
+      if (!finite) {  // no byte can say so: the scale does, and every answer of this output is NaN
+        scales[output] = std::numeric_limits<float>::quiet_NaN();
+        continue;
+      }
       scales[output] = most / 127.0f;
       inverse = most > 0.0f ? 127.0f / most : 0.0f;
     }

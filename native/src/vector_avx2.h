@@ -20,6 +20,7 @@ struct Vector {
   friend Vector operator*(Vector a, Vector b) { return {_mm256_mul_ps(a.v, b.v)}; }
   friend Vector operator/(Vector a, Vector b) { return {_mm256_div_ps(a.v, b.v)}; }
   static Vector fma(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+  // The larger and the smaller one; b where either is NaN.
   static Vector max(Vector a, Vector b) { return {_mm256_max_ps(a.v, b.v)}; }
   static Vector min(Vector a, Vector b) { return {_mm256_min_ps(a.v, b.v)}; }
   Vector abs() const { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v)}; }
@@ -31,6 +32,10 @@ struct Vector {
   }
   static Vector where_negative(Vector condition, Vector yes, Vector no) {
     return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(condition.v, _mm256_setzero_ps(), _CMP_LT_OQ))};
+  }
+  friend Vector operator|(Vector a, Vector b) { return {_mm256_or_ps(a.v, b.v)}; }  // of the bits
+  static Vector where_nan(Vector condition, Vector yes, Vector no) {
+    return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(condition.v, condition.v, _CMP_UNORD_Q))};
   }
   // Lanes are added in pairs of neighbours at distance 4, 2, 1: a fixed order.
   float sum() const {

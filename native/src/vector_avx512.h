@@ -19,6 +19,7 @@ struct Vector {
   friend Vector operator*(Vector a, Vector b) { return {_mm512_mul_ps(a.v, b.v)}; }
   friend Vector operator/(Vector a, Vector b) { return {_mm512_div_ps(a.v, b.v)}; }
   static Vector fma(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+  // The larger and the smaller one; b where either is NaN.
   static Vector max(Vector a, Vector b) { return {_mm512_max_ps(a.v, b.v)}; }
   static Vector min(Vector a, Vector b) { return {_mm512_min_ps(a.v, b.v)}; }
   Vector abs() const { return {_mm512_abs_ps(v)}; }
@@ -27,6 +28,10 @@ struct Vector {
   Vector scaled(Vector exponent) const { return {_mm512_scalef_ps(v, exponent.v)}; }
   static Vector where_negative(Vector condition, Vector yes, Vector no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(condition.v, _mm512_setzero_ps(), _CMP_LT_OQ), no.v, yes.v)};
+  }
+  friend Vector operator|(Vector a, Vector b) { return {_mm512_or_ps(a.v, b.v)}; }  // of the bits
+  static Vector where_nan(Vector condition, Vector yes, Vector no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(condition.v, condition.v, _CMP_UNORD_Q), no.v, yes.v)};
   }
   // Lanes are added in pairs of neighbours at distance 8, 4, 2, 1: a fixed order.
   float sum() const {

@@ -3,6 +3,7 @@
 struct Vector {
   static constexpr std::size_t width = 4;
   typedef float Lanes __attribute__((vector_size(16)));
+  typedef std::int32_t Bits __attribute__((vector_size(16)));
   Lanes v;
 
   static Vector zero() { return all(0.0f); }
@@ -27,6 +28,7 @@ struct Vector {
   friend Vector operator*(Vector a, Vector b) { return {a.v * b.v}; }
   friend Vector operator/(Vector a, Vector b) { return {a.v / b.v}; }
   static Vector fma(Vector a, Vector b, Vector c) { return {a.v * b.v + c.v}; }  // in two steps, each rounded
+  // The larger and the smaller one; b where either is NaN.
   static Vector max(Vector a, Vector b) { return {a.v > b.v ? a.v : b.v}; }
   static Vector min(Vector a, Vector b) { return {a.v < b.v ? a.v : b.v}; }
   Vector abs() const { return where_negative(*this, Vector{-v}, *this); }
@@ -39,7 +41,8 @@ struct Vector {
   Vector scaled(Vector exponent) const {
     Vector product;
     for (std::size_t i = 0; i < width; ++i) {
-      const std::int32_t bits = (static_cast<std::int32_t>(exponent.v[i]) + 127) * (1 << 23);
+      const float whole = exponent.v[i] == exponent.v[i] ? exponent.v[i] : 0.0f;  // NaN is no whole number; v is NaN too
+      const std::int32_t bits = (static_cast<std::int32_t>(whole) + 127) * (1 << 23);
       float power;
       __builtin_memcpy(&power, &bits, sizeof power);
       product.v[i] = v[i] * power;
@@ -48,6 +51,10 @@ struct Vector {
   }
   static Vector where_negative(Vector condition, Vector yes, Vector no) {
     return {condition.v < Lanes{0, 0, 0, 0} ? yes.v : no.v};
+  }
+  friend Vector operator|(Vector a, Vector b) { return {(Lanes)((Bits)a.v | (Bits)b.v)}; }  // of the bits
+  static Vector where_nan(Vector condition, Vector yes, Vector no) {
+    return {condition.v != condition.v ? yes.v : no.v};
   }
   float sum() const { return (v[0] + v[2]) + (v[1] + v[3]); }
   float largest() const {
