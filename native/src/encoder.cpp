@@ -131,11 +131,20 @@ void Encoder::attend(Context& context, std::size_t number, const Attention& atte
   const std::size_t inner = layer.inner_stride(), panels = inner / kPanel;
   const bool same = attention.queries == attention.keys;
   const std::size_t rows = attention.key_starts.size() - 1;
-  for (std::size_t first = 0; first < rows;) {  // whole rows, about kGroupTokens of them at a time
-    std::size_t last = first + 1;
+  for (std::size_t first = 0, last; first < rows; first = last) {  // whole rows, about kGroupTokens tokens at a time
+    last = first + 1;
     while (last < rows && attention.key_starts[last + 1] - attention.key_starts[first] <= kGroupTokens) ++last;
     const std::size_t key = attention.key_starts[first], keys = attention.key_starts[last] - key;
     const std::size_t query = attention.query_starts[first], queries = attention.query_starts[last] - query;
+    AttentionScores scores = {nullptr, nullptr};
+    if (attention.scores != nullptr) scores = {attention.scores->columns + key, attention.scores->diagonal + key};
+    if (queries == 0) {  // all tokens of these rows are idle: nothing changes, and no key receives attention
+      if (scores.columns != nullptr) {
+        std::fill(scores.columns, scores.columns + keys, 0.0f);
+        std::fill(scores.diagonal, scores.diagonal + keys, 0.0f);
+      }
+      continue;
+    }
     float* const projected = context.work.query_key_value.at_least(keys * 3 * inner);
     float* const mixed = context.work.context.at_least(std::max(keys, queries) * inner);
     const float* const key_states = attention.keys + key * stride();
@@ -169,15 +178,12 @@ void Encoder::attend(Context& context, std::size_t number, const Attention& atte
     heads.key_positions = attention.key_positions == nullptr ? nullptr : attention.key_positions + key;
     heads.output = mixed;
     heads.output_stride = inner;
-    AttentionScores scores = {nullptr, nullptr};
-    if (attention.scores != nullptr) scores = {attention.scores->columns + key, attention.scores->diagonal + key};
     heads.scores = attention.scores == nullptr ? nullptr : &scores;
     attend_rows(context, heads);
     float* const result = attention.output + query * stride();
     layer.out->apply(context.team, context.kernels, context.work.rounded, mixed, inner, queries,
                      {result, stride(), Activation::none, query_states, stride()});
     normalise(context, layer.attention_norm, result, queries);
-    first = last;
   }
 }
 

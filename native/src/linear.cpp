@@ -115,6 +115,7 @@ std::size_t Linear::element_size() const { return size_of(precision_); }
 void Linear::apply(ThreadTeam& team, const Kernels& kernels, RoundedRows& rounded, const float* input,
                    std::size_t input_stride, std::size_t rows, const Output& output, std::size_t first_panel,
                    std::size_t last_panel) const {
+  if (rows == 0) return;
   const void* source = input;
   std::size_t source_stride = input_stride;
   const float* source_scales = nullptr;

@@ -17,7 +17,7 @@ from offramp import engines, methods
 from offramp.core import cost
 from offramp.core.columns import PATIENCE, TEMPERATURES, THRESHOLDS
 from offramp.core.engine import Engine
-from offramp.core.loop import Result, rule_for_arrays, run
+from offramp.core.loop import Result, State, rule_for_arrays, run
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import PairPolicy, Policy
 from offramp.core.rules import ExitRule
@@ -97,6 +97,34 @@ def test_every_moment_decides_like_torch(backbone: str, moment: str) -> None:
         assert_same_decisions(
             answer(engine, net, MOMENTS[moment], packed), answer(reference, net, MOMENTS[moment], packed)
         )
+
+
+class IdleRows(Policy):
+    """Leaves these rows idle before one layer: none of their tokens is a query."""
+
+    def __init__(self, layer: int, rows: list[int]) -> None:
+        self.layer, self.rows = layer, torch.tensor(rows)
+
+    def before_layer(self, layer: int, s: State) -> Tensor | None:
+        idle = torch.isin(s.packed.row_of_token, self.rows) & (layer == self.layer)
+        s.packed = s.packed.with_tokens(gate=(~idle).float())
+        return None
+
+
+@pytest.mark.parametrize("idle", [[0], [1], [0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rows_may_be_idle_as_a_whole(precision: str, threads: int, idle: list[int]) -> None:
+    """Rows of so many tokens go through a layer one by one, so that a group of rows has no query at all."""
+    net, packed = plain_network(), pack(factories.token_ids([400, 300, 500]))
+    policy = PairPolicy(IdleRows(2, idle), factories.DropLittleAttended(2))
+    ours = answer(native(net, precision, threads), net, policy, packed)
+    if precision == "fp32":
+        assert_same_decisions(ours, answer(engines.make("torch", net.encoder), net, policy, packed))
+    alone = [answer(native(net, precision, 1), net, IdleRows(2, [0] if row in idle else []), pack([ids]))
+             for row, ids in enumerate(factories.token_ids([400, 300, 500]))]  # fmt: skip
+    together = answer(native(net, precision, threads), net, IdleRows(2, idle), packed)
+    assert torch.equal(together.logits, torch.cat([one.logits for one in alone]))
 
 
 @pytest.mark.parametrize("backbone", SERVED)
