@@ -8,6 +8,7 @@ from offramp_native._native import (
     Rule,
     __version__,
     instruction_sets,
+    measure_logits,
     pack,
     packed_size,
 )

@@ -20,7 +20,6 @@ namespace {
 
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using Doubles = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
 using Integers = nb::ndarray<const std::int64_t, nb::c_contig, nb::device::cpu>;
 using IntegersOut = nb::ndarray<std::int64_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -187,17 +186,37 @@ struct PyHead {
   }
 };
 
+Measure parse_measure(const std::string& name) {
+  if (name == "entropy") return Measure::entropy;
+  if (name == "normalised_entropy") return Measure::normalised_entropy;
+  if (name == "least_confidence") return Measure::least_confidence;
+  if (name == "exit_unit") return Measure::exit_unit;
+  if (name == "patience") return Measure::patience;
+  throw std::invalid_argument("unknown measure '" + name + "'");
+}
+
+void measure_logits(const std::string& name, const Floats& logits, const std::optional<Floats>& temperatures,
+                    FloatsOut values) {
+  const Measure measure = parse_measure(name);
+  if (measure == Measure::exit_unit || measure == Measure::patience)
+    throw std::invalid_argument("the measure '" + name + "' is not one of logits alone");
+  if (logits.ndim() != 2 || logits.shape(1) == 0)
+    throw std::invalid_argument("logits must be a matrix with columns, not " + shape_of(logits));
+  const std::size_t rows = logits.shape(0), outputs = logits.shape(1);
+  if (temperatures) expect_shape(*temperatures, {rows}, "temperatures");
+  expect_shape(values, {rows}, "values");
+  for (std::size_t row = 0; row < rows; ++row) {
+    const float temperature = temperatures ? temperatures->data()[row] : 1.0f;
+    values.data()[row] = uncertainty(measure, logits.data() + row * outputs, outputs, temperature);
+  }
+}
+
 struct PyRule {
   Rule rule;
 
   PyRule(const std::string& measure, const std::vector<std::size_t>& exits, const std::vector<double>& thresholds,
          const std::vector<float>& temperatures, std::int64_t patience, float tolerance, bool by_row) {
-    if (measure == "entropy") rule.measure = Measure::entropy;
-    else if (measure == "normalised_entropy") rule.measure = Measure::normalised_entropy;
-    else if (measure == "least_confidence") rule.measure = Measure::least_confidence;
-    else if (measure == "exit_unit") rule.measure = Measure::exit_unit;
-    else if (measure == "patience") rule.measure = Measure::patience;
-    else throw std::invalid_argument("unknown measure '" + measure + "'");
+    rule.measure = parse_measure(measure);
     for (std::size_t i = 1; i < exits.size(); ++i)
       if (exits[i] <= exits[i - 1]) throw std::invalid_argument("exits must be given in ascending order");
     if (rule.measure != Measure::patience && !by_row && thresholds.size() != exits.size())
@@ -459,7 +478,7 @@ class PyEncoder {
 
   void run_rule(const PyRule& given, const std::vector<PyHead*>& heads, PyHead* exit_unit, const Integers& ids,
                 const std::optional<Integers>& types, const Integers& positions, const Integers& lengths,
-                const std::optional<Doubles>& thresholds, const std::optional<Floats>& temperatures,
+                const std::optional<Floats>& thresholds, const std::optional<Floats>& temperatures,
                 const std::optional<Integers>& patience, FloatsOut logits, IntegersOut exit_layer) {
     const Rule& rule = given.rule;
     Input input;
@@ -592,6 +611,8 @@ NB_MODULE(_native, m) {
         "Return the bytes that a packed matrix takes.");
   m.def("pack", &pack, nb::arg("weights"), nb::arg("precision"), nb::arg("packed").noconvert(),
         "Pack a matrix [outputs, inputs] into an array of packed_size bytes.");
+  m.def("measure_logits", &measure_logits, nb::arg("measure"), nb::arg("logits"), nb::arg("temperatures").none(),
+        nb::arg("values").noconvert(), "Write the uncertainty of each row of logits, as rules measure it.");
   nb::class_<PyLinear>(m, "Linear", "A matrix with packed weights.")
       .def(nb::init<Bytes, std::size_t, std::size_t, const std::string&, const std::optional<Floats>&>(),
            nb::arg("packed").noconvert(), nb::arg("outputs"), nb::arg("inputs"), nb::arg("precision"), nb::arg("bias").none());

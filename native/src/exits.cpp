@@ -326,9 +326,9 @@ void run_rule(Encoder& encoder, Context& context, const Rule& rule, const RowSet
                                                                                     : rule.temperatures[number];
           value = uncertainty(rule.measure, own, outputs, temperature);
         }
-        // A fixed threshold is compared in single precision, as torch does with a plain number; a column is not.
-        leaves = rule.by_row ? static_cast<double>(value) < settings.thresholds[place]
-                             : value < static_cast<float>(rule.thresholds[number]);
+        // Always in single precision, as torch compares: a row may not leave elsewhere because others have settings
+        // of their own.
+        leaves = value < (rule.by_row ? settings.thresholds[place] : static_cast<float>(rule.thresholds[number]));
       }
       if (leaves) leaving.push_back(row);
     }

@@ -81,7 +81,7 @@ struct Rule {
 
 // Settings of each row, where rows bring their own.
 struct RowSettings {
-  const double* thresholds = nullptr;   // [rows, exits]
+  const float* thresholds = nullptr;    // [rows, exits]
   const float* temperatures = nullptr;  // [rows, exits]
   const std::int64_t* patience = nullptr;
 };

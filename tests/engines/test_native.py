@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from offramp.core.columns import PATIENCE, TEMPERATURES, THRESHOLDS
 from offramp.core.engine import Engine
 from offramp.core.loop import Result, State, rule_for_arrays, run
 from offramp.core.packed import Packed, pack
-from offramp.core.policy import PairPolicy, Policy
+from offramp.core.policy import PairPolicy, Policy, PolicyWrapper
 from offramp.core.rules import ExitRule
 from offramp.data.tokenization import Encoded
 from offramp.engines import EngineOptions
@@ -45,6 +46,16 @@ RULE_SETTINGS = {  # settings at which rows of random models leave at different 
     "pabee": [{"patience": 1}, {"patience": 2}],
 }
 LENGTHS = (9, 3, 17, 5, 1, 33, 2, 60, 16)
+
+
+@dataclass(frozen=True)
+class Stepwise(PolicyWrapper):
+    """The inner policy without its rule: the loop runs it step by step."""
+
+    inner: Policy
+
+    def rule(self) -> None:
+        return None
 
 
 MOMENTS: dict[str, Policy] = {
@@ -125,6 +136,68 @@ def test_rows_may_be_idle_as_a_whole(precision: str, threads: int, idle: list[in
              for row, ids in enumerate(factories.token_ids([400, 300, 500]))]  # fmt: skip
     together = answer(native(net, precision, threads), net, IdleRows(2, idle), packed)
     assert torch.equal(together.logits, torch.cat([one.logits for one in alone]))
+
+
+def measured_uncertainties(net: Network, engine: Engine, layer: int, packed: Packed) -> list[float]:
+    """Return the uncertainty of each row after a layer, as a run by steps measures it."""
+    seen: list[float] = []
+
+    class Watch(Policy):
+        def should_exit(self, at: int, s: State) -> Tensor | None:
+            if at == layer:
+                policy = methods.get("deebert").policy(net, methods.get("deebert").settings(threshold=1.0))
+                seen.extend(policy.uncertainty(layer, s).tolist())  # type: ignore[attr-defined]
+            return None
+
+    answer(engine, net, Watch(), packed)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_a_threshold_next_to_a_rows_uncertainty_decides_alike_in_every_mode(kind: str) -> None:
+    """Thresholds are compared in single precision, whether all rows have one or each its own, at once or by steps."""
+    net, method, packed = network_of("deebert"), methods.get("deebert"), pack(factories.token_ids(LENGTHS))
+    engine: Engine = native(net) if kind == "native" else engines.make("torch", net.encoder)
+    left = set()
+    for value in measured_uncertainties(net, engine, 1, packed):
+        single = np.float32(value)
+        above, below = np.nextafter(single, np.float32(2.0)), np.nextafter(single, np.float32(0.0))
+        for limit in (np.nextafter(value, 2.0), np.nextafter(value, 0.0), float(above), float(below), value):
+            policy = method.policy(net, method.settings(thresholds=(0.0, float(limit), 0.0)))
+            rows = {name: one.expand(packed.count, -1) for name, one in policy.row_settings().items()}
+            exits = [
+                answer(engine, net, policy, packed).exit_layer,
+                answer(engine, net, Stepwise(policy), packed).exit_layer,
+                answer(engine, net, policy.by_row(), packed.with_rows(**rows)).exit_layer,
+                answer(engine, net, Stepwise(policy.by_row()), packed.with_rows(**rows)).exit_layer,
+            ]
+            assert all(torch.equal(one, exits[0]) for one in exits[1:]), limit
+            left |= set(exits[0].tolist())
+    assert left == {1.0, 3.0}
+
+
+@pytest.mark.parametrize("method", ["deebert", "fastbert", "shallow_deep"])
+def test_steps_measure_what_rules_measure(method: str) -> None:
+    """Bit by bit, so that a server may run a row either way: no row changes sides at any uncertainty that occurs."""
+    net, chosen, packed = network_of(method), methods.get(method), pack(factories.token_ids(LENGTHS))
+    engine = native(net)
+    measure = chosen.policy(net, chosen.settings()).rule_measure  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        heads = engine.compile_heads(net)
+        states = packed.with_states(engine.embed(packed))
+        logits = heads(0, states)
+        for temperatures in (None, torch.linspace(0.5, 2.0, packed.count)):
+            values = heads.uncertainty(measure, logits, temperatures)  # type: ignore[attr-defined]
+            scaled = logits if temperatures is None else logits / temperatures[:, None]
+            policy = chosen.policy(net, chosen.settings())
+            assert torch.allclose(values, policy.measure(scaled, packed), atol=1e-6)  # type: ignore[attr-defined]
+            settings = {} if temperatures is None else {TEMPERATURES: temperatures[:, None].repeat(1, 3)}
+            for factor, leaves in ((1.0, False), (1.0 + 2.0**-23, True)):
+                limits = torch.zeros(packed.count, 3)
+                limits[:, 0] = values * factor
+                rows = packed.with_rows(**{THRESHOLDS: limits, **settings})
+                found = answer(engine, net, policy.by_row(), rows).exit_layer
+                assert ((found == 0) == leaves).all()
 
 
 @pytest.mark.parametrize("backbone", SERVED)

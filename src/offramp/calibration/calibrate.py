@@ -491,7 +491,7 @@ def _outcome_evaluator(
         key = configured.temperatures
         if key not in uncertainties:
             uncertainties[key] = row_uncertainties(network, method, {"temperatures": key}, recording)
-        limits = np.array([policy.threshold(layer) for layer in outcomes.layers[:-1]])[:, None]
+        limits = np.array([policy.threshold(layer) for layer in outcomes.layers[:-1]], dtype=np.float32)[:, None]
         leaving = uncertainties[key] < limits  # [exits, rows]
         places = np.where(leaving.any(axis=0), leaving.argmax(axis=0), len(limits))
         paid = np.cumsum(outcomes.ask * (limits > 0), axis=0)[np.minimum(places, len(limits) - 1), rows]

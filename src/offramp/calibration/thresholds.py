@@ -54,7 +54,8 @@ class EvaluatedThresholds:
 def threshold_cuts(values: Array) -> list[float]:
     """Return thresholds that divide these values evenly, each in the middle of a wide gap, and one above them all.
 
-    No value equals a threshold, so rounding (another batch, another engine) moves no row to the other side.
+    No value equals a threshold, so rounding (another batch, another engine) moves no row to the other side. Between
+    neighbours in single precision, in which thresholds are compared, there is none: it rounds to one of the two.
     """
     distinct = np.unique(values)
     gaps = np.diff(distinct)
@@ -77,7 +78,7 @@ def _evaluate_chunk(table: ExitTable, thresholds: Array) -> tuple[Array, Array]:
     for index in range(exits):
         limit = thresholds[:, index, None]
         cost += (running @ table.ask[index]) * (limit[:, 0] > 0)
-        leaving = running & (table.uncertainty[index] < limit)
+        leaving = running & (table.uncertainty[index] < limit.astype(np.float32))  # as a run compares
         cost += leaving @ (table.reach[index] + table.answer[index])
         score += leaving @ table.score[index]
         running &= ~leaving

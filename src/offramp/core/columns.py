@@ -52,6 +52,6 @@ EXIT_LOGITS = Column("exit_logits", torch.float32, 0.0, "logits of a token that 
 DROPPED_AT = Column("dropped_at", torch.int64, None, "moment at which a recording saw the token dropped")
 # rows
 FOLD = Column("fold", torch.int64, None, "part of the training rows that the row belongs to, for cross-fitting")
-THRESHOLDS = Column("thresholds", torch.float64, None, "the row's own threshold for every exit; 0 never exits")
+THRESHOLDS = Column("thresholds", torch.float32, None, "the row's own threshold for every exit; 0 never exits")
 TEMPERATURES = Column("temperatures", torch.float32, None, "what the row's logits are divided by, for every exit")
 PATIENCE = Column("patience", torch.int64, None, "the row's own patience; 0 never exits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offramp.core.layout import AttentionScores, Layout
 from offramp.core.packed import Packed, RowArrays
-from offramp.core.rules import ExitRule
+from offramp.core.rules import ExitRule, Measure
 
 
 class Segment(NamedTuple):
@@ -102,3 +102,14 @@ class ExitHeads(Protocol):
 
     def predictor(self, layer: int, packed: Packed) -> Tensor:
         """Return the output of the method's own predictor before a layer for each token."""
+
+
+@runtime_checkable
+class MeasuringExitHeads(Protocol):
+    """Exit heads whose engine measures uncertainty itself.
+
+    Policies that go step by step ask for it, so that rows leave exactly where `run_rule` lets them leave.
+    """
+
+    def uncertainty(self, measure: Measure, logits: Tensor, temperatures: Tensor | None) -> Tensor:
+        """Return how uncertain each row of logits is, in a measure of one distribution a row."""  # [n, C], [n] → [n]

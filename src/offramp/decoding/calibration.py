@@ -86,7 +86,7 @@ def _replay_some(recording: TokenRecording, thresholds: Array) -> tuple[Array, A
     for block in range(recording.blocks - 1):
         threshold = thresholds[:, block, None]
         cost += recording.decision_macs * running.sum(1) * (threshold[:, 0] > 0)
-        leaving = running & (recording.uncertainty[block] < threshold)
+        leaving = running & (recording.uncertainty[block] < threshold.astype(np.float32))  # as a run compares
         correct |= leaving & recording.correct[block]
         cost += recording.exit_macs[block] * leaving.sum(1)
         running &= ~leaving

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from offramp.core.columns import TEMPERATURES, THRESHOLDS
 from offramp.core.cost import HeadCost
+from offramp.core.engine import MeasuringExitHeads
 from offramp.core.loop import State
 from offramp.core.packed import Packed
 from offramp.core.policy import Needs, Policy
@@ -175,7 +176,7 @@ class ThresholdPolicy(UncertaintyPolicy):
         """Return thresholds and temperatures as the columns of one row."""  # [exits] each
         thresholds = [self.settings.threshold_of(number) for number in self.exit_numbers.values()]
         temperatures = self.settings.temperatures or [1.0] * len(self.exit_numbers)
-        return {THRESHOLDS: torch.tensor(thresholds, dtype=torch.float64), TEMPERATURES: torch.tensor(temperatures)}
+        return {THRESHOLDS: torch.tensor(thresholds), TEMPERATURES: torch.tensor(temperatures)}
 
     def by_row(self) -> ThresholdPolicy:
         """Return the same policy with thresholds and temperatures read from row columns."""
@@ -187,18 +188,27 @@ class ThresholdPolicy(UncertaintyPolicy):
         threshold = self.threshold(layer)
         if threshold == 0.0:
             return ""
-        uncertainty = float(self.uncertainty(layer, s)[0])
-        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < threshold else '≥'} {threshold:.3g}"
+        uncertainty = self.uncertainty(layer, s)[0]
+        return f"uncertainty {float(uncertainty):.3g} {'<' if bool(uncertainty < threshold) else '≥'} {threshold:.3g}"
 
     def uncertainty(self, layer: int, s: State) -> Tensor:
         """Return how uncertain the exit after this layer is."""  # [rows]
         packed, logits = s.exit_input(), s.logits()
+        if self.rule() is not None and isinstance(s.exit_heads, MeasuringExitHeads):
+            assert self.rule_measure is not None, "a rule has a measure"
+            return s.exit_heads.uncertainty(self.rule_measure, logits, self._row_temperatures(layer, s))
         if self.reads_rows:
             own = s.packed.rows[TEMPERATURES][:, self.exit_numbers[layer]]
             logits = logits / (own[packed.row_of_token] if s.exit_heads.per_token else own)[:, None]
         elif self.settings.temperatures:
             logits = logits / self.temperature(layer)
         return self.measure(logits, packed)
+
+    def _row_temperatures(self, layer: int, s: State) -> Tensor | None:
+        """Return what the logits of each row are divided by; None: nothing."""  # [rows]
+        if self.reads_rows:
+            return s.packed.rows[TEMPERATURES][:, self.exit_numbers[layer]]
+        return torch.full((s.packed.count,), self.temperature(layer)) if self.settings.temperatures else None
 
     def temperature(self, layer: int) -> float:
         """Return what the logits of this exit are divided by."""

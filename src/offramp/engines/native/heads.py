@@ -21,7 +21,7 @@ from offramp.core.head_spec import (
     Step,
 )
 from offramp.core.packed import Packed
-from offramp.core.rules import ExitRule
+from offramp.core.rules import ExitRule, Measure
 from offramp.engines.native.library import import_native
 from offramp.engines.native.weights import as_floats
 
@@ -59,6 +59,13 @@ class NativeExitHeads:
     def predictor(self, layer: int, packed: Packed) -> Tensor:
         """Return the output of the method's own predictor for each token: torch computes it."""
         return self.exit_heads.predictor(layer, packed)
+
+    def uncertainty(self, measure: Measure, logits: Tensor, temperatures: Tensor | None) -> Tensor:
+        """Return how uncertain each row of logits is, as rules measure it."""  # [n, C], [n] → [n]
+        values = torch.empty(len(logits))
+        own = None if temperatures is None else temperatures.contiguous().numpy()
+        import_native().measure_logits(measure, logits.float().contiguous().numpy(), own, values.numpy())
+        return values
 
     def head(self, layer: int) -> Any | None:
         """Return the exit after a layer in C++; None if it cannot be."""

@@ -54,8 +54,8 @@ class EncoderHaltingPolicy(Policy):
         if self.units.by_word:
             words = s.packed.tokens[SCORED]
             return f"{int((words & (s.packed.tokens[EXITED_AT] < 0)).sum())} of {int(words.sum())} words go on"
-        uncertainty = float(self._uncertainty(layer, s, None)[0])
-        return f"uncertainty {uncertainty:.3g} {'<' if uncertainty < limit else '≥'} {limit:.3g}"
+        uncertainty = self._uncertainty(layer, s, None)[0]
+        return f"uncertainty {float(uncertainty):.3g} {'<' if bool(uncertainty < limit) else '≥'} {limit:.3g}"
 
     def _uncertainty(self, layer: int, s: State, tokens: Tensor | None) -> Tensor:
         """Return the uncertainty about stopping of every row, or of the tokens of a mask."""  # [rows or tokens]
