@@ -1,6 +1,7 @@
 """Offramp's C++ engine. `offramp.engines.native` is what uses it; nothing here needs Offramp or torch."""
 
 from offramp_native._native import (
+    PACKED_LAYOUT,
     PANEL,
     Encoder,
     Head,

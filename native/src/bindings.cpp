@@ -602,6 +602,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a model that lives until Python ends is no mistake
   m.attr("__version__") = OFFRAMP_NATIVE_VERSION;
   m.attr("PANEL") = kPanel;
+  m.attr("PACKED_LAYOUT") = kPackedLayout;
   m.def("instruction_sets", [] {
     std::vector<std::string> names;
     for (const InstructionSet& set : available_instruction_sets()) names.emplace_back(set.name);

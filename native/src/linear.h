@@ -15,6 +15,10 @@ namespace offramp {
 
 enum class Precision { f32, bf16, i8 };
 
+// Counts the ways in which Linear::pack has laid out weights: raised with every change of a byte that it writes, so that
+// files of packed weights are not read by another layout.
+constexpr int kPackedLayout = 2;  // 2: int8 weights that are not finite have NaN as their scale
+
 Precision parse_precision(const std::string& name);  // "fp32", "bf16" or "int8"; throws std::invalid_argument
 Activation parse_activation(const std::string& name);
 

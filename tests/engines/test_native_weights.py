@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,21 +67,80 @@ def test_other_weights_precisions_and_versions_have_other_files(net: Network, mo
     monkeypatch.setattr(import_native(), "__version__", "0.0.0")
     logits(net)
     assert len(files()) == 4
+    monkeypatch.setattr(import_native(), "PACKED_LAYOUT", 0)
+    logits(net)
+    assert len(files()) == 5
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text", "nested", "odd header", "long header"])
 def test_damaged_files_are_packed_again(net: Network, damage: str) -> None:
     first = logits(net)
     (path,) = folder().iterdir()
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[-100] ^= 1
-    changed = {"flip": content, "cut": content[:-64], "empty": b"", "text": b"not at all what was written"}[damage]
+    length, start = int.from_bytes(content[16:24], "little"), len(weights.MAGIC) + 8
+    assert start == 24
+    nested = -(-(start + len(NESTED)) // 64) * 64
+    changed = {
+        "flip": content,
+        "cut": content[:-64],
+        "empty": b"",
+        "text": b"not at all what was written",
+        "nested": content[:16] + nested.to_bytes(8, "little") + NESTED.ljust(nested - start) + content[length:],
+        "odd header": content[:16]
+        + (length + 1).to_bytes(8, "little")
+        + content[start:length]
+        + b" "
+        + content[length:],
+        "long header": content[:16] + (1 << 62).to_bytes(8, "little") + content[start:],
+    }[damage]
     whole = path.read_bytes()
     path.unlink()  # a file that is mapped keeps its own content
     path.write_bytes(bytes(changed))
     assert logits(net) == first
     assert path.read_bytes() == whole
+
+
+def test_a_file_of_another_model_is_not_read(net: Network) -> None:
+    first = logits(net)
+    (own,) = folder().iterdir()
+    whole = own.read_bytes()
+    with torch.no_grad():
+        net.encoder.layers[0].parts.up.weight[0, 0] += 1.0  # type: ignore[attr-defined]
+    second = logits(net)
+    (other,) = set(folder().iterdir()) - {own}
+    other.unlink()
+    other.write_bytes(whole)
+    assert logits(net) == second != first
+    assert other.read_bytes() != whole
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_write_leaves_nothing_behind(
+    net: Network, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(weights, "_header", interrupt)
+    with pytest.raises(error):
+        logits(net)
+    assert files() == {}
+
+
+def test_files_of_killed_writers_are_removed_after_an_hour(net: Network) -> None:
+    folder().mkdir(parents=True)
+    for name, age in (("old", 3700), ("new", 3500)):
+        path = folder() / f"{name}.partial"
+        path.write_bytes(b"half")
+        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+    logits(net)
+    assert {Path(name).suffix for name in files()} == {".packed", ".partial"}
+    assert "new.partial" in files() and "old.partial" not in files()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(
@@ -131,6 +192,25 @@ def test_packing_rounds_weights_by_output() -> None:
     values = packed[: 32 * 4].view(np.int8).reshape(32, 4)
     assert values[:2, :3].tolist() == [[64, -127, 32], [127, 0, -64]] and not values[2:].any()
     assert packed[32 * 4 :].view(np.float32)[:2] == pytest.approx([1 / 127, 100 / 127])
+
+
+PACKED = {  # digests of a packed matrix [33, 3]; with other ones kPackedLayout must be raised
+    "fp32": "aef9b3b051742b4c2ed51fb35e5b99d6168eb0fe2d92f20c790367b3112bfd61",
+    "bf16": "ccf1830a250caba16efa1f4a024fcd5e30bd407bcb32f81ec952339de61c4964",
+    "int8": "2690aeb7bb8de64f81e74d164dd1bfc4d7d4390482270955edef25952873d544",
+}
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the digests are those of little-endian numbers")
+@pytest.mark.parametrize("precision", PACKED)
+def test_the_layout_of_packed_weights_has_a_number(precision: str) -> None:
+    """Files of packed weights outlive the code that wrote them: whoever changes a byte of them must say so."""
+    matrix = (np.arange(99, dtype=np.float32).reshape(33, 3) - 40.0) / 7.0
+    matrix[1], matrix[2, 1], matrix[32, 2] = 0.0, np.nan, np.inf
+    packed = np.zeros(import_native().packed_size(precision, 33, 3), np.uint8)
+    import_native().pack(matrix, precision, packed)
+    digest = hashlib.sha256(packed.data).hexdigest()
+    assert (import_native().PACKED_LAYOUT, digest) == (2, PACKED[precision])
 
 
 def test_the_cache_folder_may_be_another_one_or_none(
