@@ -406,7 +406,7 @@ class PyEncoder {
   void attend(std::size_t layer, const Floats& queries, const Floats& keys, const Integers& query_lengths,
               const Integers& key_lengths, const std::optional<Integers>& query_positions,
               const std::optional<Integers>& key_positions, FloatsOut output, std::optional<FloatsOut> columns,
-              std::optional<FloatsOut> diagonal) {
+              std::optional<FloatsOut> diagonal, bool same) {
     check_layer(layer);
     const Starts query_starts = make_starts(query_lengths, 0), key_starts = make_starts(key_lengths, 1);
     if (query_starts.size() != key_starts.size()) throw std::invalid_argument("queries and keys must have equal rows");
@@ -414,7 +414,7 @@ class PyEncoder {
     expect_shape(queries, {query_count, hidden}, "queries");
     expect_shape(keys, {key_count, hidden}, "keys");
     expect_shape(output, {query_count, hidden}, "the output");
-    const bool same = queries.data() == keys.data();
+    if (same && queries.data() != keys.data()) throw std::invalid_argument("queries that are the keys are one array");
     for (std::size_t row = 0; row + 1 < key_starts.size(); ++row) {
       const std::size_t own_queries = query_starts[row + 1] - query_starts[row];
       const std::size_t own_keys = key_starts[row + 1] - key_starts[row];
@@ -449,7 +449,8 @@ class PyEncoder {
     copy_in(key_from, key_count, key_states);
     if (!same) copy_in(query_from, query_count, query_states);
     float* const result = context.work.other_states.at_least(query_count * stride + 1);
-    encoder_->attend(context, layer, {query_states, key_states, query_starts, key_starts, reads_positions ? query_place.data() : nullptr,
+    encoder_->attend(context, layer, {query_states, key_states, same, query_starts, key_starts,
+                                      reads_positions ? query_place.data() : nullptr,
                                       reads_positions ? key_place.data() : nullptr, result,
                                       scored ? &scores : nullptr});
     copy_out(result, query_count, to);
@@ -653,7 +654,7 @@ NB_MODULE(_native, m) {
       .def("attend", &PyEncoder::attend, nb::arg("layer"), nb::arg("queries"), nb::arg("keys"),
            nb::arg("query_lengths"), nb::arg("key_lengths"), nb::arg("query_positions").none() = nb::none(),
            nb::arg("key_positions").none() = nb::none(), nb::arg("output").noconvert(), nb::arg("columns").noconvert().none() = nb::none(),
-           nb::arg("diagonal").noconvert().none() = nb::none())
+           nb::arg("diagonal").noconvert().none() = nb::none(), nb::arg("same") = false)
       .def("feed", &PyEncoder::feed, nb::arg("layer"), nb::arg("states"), nb::arg("output").noconvert())
       .def("run_rule", &PyEncoder::run_rule, nb::arg("rule"), nb::arg("heads"), nb::arg("exit_unit").none(),
            nb::arg("ids"), nb::arg("types").none(), nb::arg("positions"), nb::arg("lengths"),

@@ -129,7 +129,6 @@ void attend_rows(Context& context, const HeadsAttention& a) {
 void Encoder::attend(Context& context, std::size_t number, const Attention& attention) const {
   const Layer& layer = this->layer(number);
   const std::size_t inner = layer.inner_stride(), panels = inner / kPanel;
-  const bool same = attention.queries == attention.keys;
   const std::size_t rows = attention.key_starts.size() - 1;
   for (std::size_t first = 0, last; first < rows; first = last) {  // whole rows, about kGroupTokens tokens at a time
     last = first + 1;
@@ -152,7 +151,7 @@ void Encoder::attend(Context& context, std::size_t number, const Attention& atte
     const Linear::Output output = {projected, 3 * inner};
     const Linear& matrix = *layer.query_key_value;
     // Where some tokens are no queries, the places of all keys hold the few queries, packed.
-    if (same) {
+    if (attention.same) {
       matrix.apply(context.team, context.kernels, context.work.rounded, key_states, stride(), keys, output);
     } else {
       matrix.apply(context.team, context.kernels, context.work.rounded, query_states, stride(), queries, output, 0,
@@ -171,7 +170,7 @@ void Encoder::attend(Context& context, std::size_t number, const Attention& atte
     heads.query_starts = attention.query_starts.data() + first;
     heads.key_starts = attention.key_starts.data() + first;
     heads.rows = last - first;
-    heads.same = same;
+    heads.same = attention.same;
     heads.distance_bias = layer.distance_bias.empty() ? nullptr : layer.distance_bias.data();
     heads.reach = layer.reach;
     heads.query_positions = attention.query_positions == nullptr ? nullptr : attention.query_positions + query;
@@ -208,7 +207,7 @@ void Encoder::run_layer(Context& context, std::size_t number, const Starts& star
                         float* states) const {
   const std::size_t tokens = starts.back();
   float* const between = context.work.other_states.at_least(tokens * stride());
-  attend(context, number, {states, states, starts, starts, positions, positions, between, nullptr});
+  attend(context, number, {states, states, true, starts, starts, positions, positions, between, nullptr});
   feed(context, number, between, tokens, states);
 }
 

@@ -80,9 +80,10 @@ class Encoder {
   void run_layer(Context& context, std::size_t number, const Starts& starts, const std::int64_t* positions,
                  float* states) const;
 
-  // The first half alone. `queries` are some of the tokens whose states are `keys`; with the same pointer, all of them.
+  // The first half alone. `queries` are some of the tokens whose states are `keys`.
   struct Attention {
     const float *queries, *keys;
+    bool same;  // queries are all of the keys, in the same memory
     const Starts &query_starts, &key_starts;
     const std::int64_t *query_positions, *key_positions;  // may be nullptr where queries are the keys
     float* output;                                        // [queries, stride]

@@ -91,6 +91,7 @@ class NativeEngine(Engine):
             output.numpy(),
             None if given is None else given.columns.numpy(),
             None if given is None else given.diagonal.numpy(),
+            same,
         )
         return output, given
 
