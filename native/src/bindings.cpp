@@ -25,6 +25,8 @@ using IntegersOut = nb::ndarray<std::int64_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using BytesOut = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+constexpr int kMostThreads = 1024;
+
 template <class Array>
 std::string shape_of(const Array& array) {
   std::string shape = "[";
@@ -270,7 +272,8 @@ class PyEncoder {
             const Floats& norm_weight, const Floats& norm_bias, float norm_epsilon, const PyLinear* projection)
       : set_(find_instruction_set(instruction_set)) {
     if (hidden == 0 || hidden > 65536) throw std::invalid_argument("the width of states must lie between 1 and 65536");
-    if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must lie between 1 and 1024");
+    if (threads < 1 || threads > kMostThreads)
+      throw std::invalid_argument("threads must lie between 1 and " + std::to_string(kMostThreads));
     expect_matrix(words, "the table of words");
     expect_matrix(positions, "the table of positions");
     Embeddings e;
@@ -604,6 +607,8 @@ NB_MODULE(_native, m) {
   m.attr("__version__") = OFFRAMP_NATIVE_VERSION;
   m.attr("PANEL") = kPanel;
   m.attr("PACKED_LAYOUT") = kPackedLayout;
+  m.attr("MOST_THREADS") = kMostThreads;
+  m.attr("INTERFACE") = 2;  // raised when a function here takes other arguments; offramp.engines.native compares it
   m.def("instruction_sets", [] {
     std::vector<std::string> names;
     for (const InstructionSet& set : available_instruction_sets()) names.emplace_back(set.name);

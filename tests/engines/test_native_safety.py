@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from offramp import engines
 from offramp.core.packed import Packed, pack
 from offramp.core.policy import Policy
-from offramp.engines.native import import_native
+from offramp.engines.native import engine, import_native, library
+from offramp.errors import OfframpError
 from tests import factories
 from tests.engines.test_native import LENGTHS, answer, entropy_policy, native, network_of, plain_network
 
@@ -130,7 +135,7 @@ def test_wrong_rules_and_heads_are_refused() -> None:
         with pytest.raises(ValueError):
             call(own_rule, own_heads, own_logits)
     with pytest.raises(ValueError):
-        call(rule(by_row=True), thresholds=np.zeros((1, 3)))
+        call(rule(by_row=True), thresholds=np.zeros((1, 3), np.float32))
     with pytest.raises(ValueError):
         heads[0].add_activation(False, "relu")  # a head that was used does not change
 
@@ -186,8 +191,111 @@ def test_an_engine_works_in_forked_processes() -> None:
     assert answer(engine, net, Policy(), packed).logits.tolist() == expected  # and still in the parent
 
 
-def test_engines_come_and_go() -> None:
+TASKS = Path("/proc/self/task")  # on Linux: one entry for each thread of this process, whoever started it
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="this system does not list the threads of a process")
+def test_engines_take_their_threads_along_when_they_go() -> None:
     net, packed = plain_network(), pack(factories.token_ids(LENGTHS))
+
+    def threads() -> int:
+        gc.collect()
+        return len(list(TASKS.iterdir()))
+
+    answer(native(net, threads=1), net, Policy(), packed)  # what torch starts once is there now
+    before = threads()
+    kept = native(net, threads=4)
+    answer(kept, net, Policy(), packed)
+    assert threads() == before + 3
     for _ in range(20):
         answer(native(net, threads=4), net, Policy(), packed)
-    assert sum("native" in thread.name for thread in threading.enumerate()) == 0
+    del kept
+    for _ in range(100):  # a thread that was joined may be listed a moment longer
+        if threads() == before:
+            break
+        time.sleep(0.05)
+    assert threads() == before
+
+
+def test_the_number_of_threads_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, most = plain_network(), import_native().MOST_THREADS
+    with pytest.raises(OfframpError, match=f"use 1 to {most}"):
+        native(net, threads=most + 1)
+    monkeypatch.setattr(engine, "usable_cores", lambda: 4 * most)
+    built = engines.make("native", net.encoder)
+    assert isinstance(built, engine.NativeEngine) and built.native.threads == most
+
+
+def test_a_compiled_package_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_native(), "INTERFACE", 1)
+    library.import_native.cache_clear()
+    try:
+        with pytest.raises(OfframpError, match="another version"):
+            library.import_native()
+        net = plain_network()
+        name, reason = engines.explain_choice("auto", torch.device("cpu"), net.encoder)
+        assert name != "native" and "another version" in reason
+    finally:
+        library.import_native.cache_clear()
+
+
+@pytest.mark.parametrize("table", ["words", "positions", "types"])
+def test_an_engine_refuses_tables_that_changed(table: str) -> None:
+    """Matrices are copies and tables are not: half of a change would be neither the old model nor the new one."""
+    net, packed = factories.exit_network(), pack(factories.token_ids(LENGTHS))
+    engine = native(net)
+    answer(engine, net, Policy(), packed)
+    with torch.no_grad():
+        getattr(net.encoder.tables, table).weight.mul_(2.0)
+    with pytest.raises(OfframpError, match="changed since"):
+        answer(engine, net, Policy(), packed)
+    expected = answer(engines.make("torch", net.encoder), net, Policy(), packed).logits
+    assert torch.allclose(answer(native(net), net, Policy(), packed).logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", ["learned", "fitted"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_engine_refuses_tables_of_words_that_changed(whole: bool, training: str) -> None:
+    net, packed = factories.network("deebert", bag_of_words_training=training), pack(factories.token_ids(LENGTHS))
+    engine, policy = native(net), entropy_policy(net) if whole else Policy()
+    answer(engine, net, policy, packed)
+    head = engine.compile_heads(net)
+    with torch.inference_mode():
+        states = packed.with_states(engine.embed(packed))
+        head(0, states)
+    with torch.no_grad():
+        net.exit_heads[0].words.add_(1.0)  # type: ignore[operator, union-attr]
+    with pytest.raises(OfframpError, match="changed since"), torch.inference_mode():
+        if whole:
+            answer(engine, net, policy, packed)
+        head(0, states)
+
+
+def test_queries_that_are_the_keys_are_one_array() -> None:
+    engine, states = native(plain_network()).native, np.zeros((3, 32), np.float32)
+    few, many = np.array([2]), np.array([3])
+    with pytest.raises(ValueError, match="one array"):
+        engine.attend(1, states.copy(), states, many, many, None, None, np.empty((3, 32), np.float32), same=True)
+    with pytest.raises(ValueError, match="as many where they are the same"):
+        engine.attend(1, states[:2], states, few, many, None, None, np.empty((2, 32), np.float32), same=True)
+
+
+def test_some_tokens_at_the_start_of_the_memory_of_all_are_queries_of_their_own() -> None:
+    """Equal addresses do not make queries the keys."""
+    engine = native(plain_network()).native
+    states = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
+    positions, outputs = np.arange(3), [np.empty((2, 32), np.float32) for _ in range(2)]
+    for queries, output in zip((states[:2], states[:2].copy()), outputs, strict=True):
+        engine.attend(1, queries, states, np.array([2]), np.array([3]), positions[:2], positions, output)
+    assert (outputs[0] == outputs[1]).all()
+
+
+def test_wrong_measures_of_logits_are_refused() -> None:
+    measure, logits, values = import_native().measure_logits, np.zeros((2, 3), np.float32), np.empty(2, np.float32)
+    measure("entropy", logits, None, values)
+    assert values == pytest.approx(np.log(3.0))
+    for wrong in (("patience", logits, None, values), ("entropy", logits[0], None, values),
+                  ("entropy", logits[:, :0], None, values), ("entropy", logits, values[:1], values),
+                  ("entropy", logits, None, values[:1])):  # fmt: skip
+        with pytest.raises(ValueError):
+            measure(*wrong)

@@ -3,6 +3,10 @@
 A row's numbers do not depend on its batch at all, bit by bit, in every precision: every sum has one fixed order, and
 int8 activations have a scale per token. Where a policy is a rule over exits, a batch goes in as token ids and comes out
 as logits and exit layers; other policies run segment by segment on the same kernels.
+
+An engine is for parameters that do not change any more. It keeps copies of matrices, packed, and of norms, but reads
+tables by token (embeddings, bags of words) where the modules keep them, because they can be most of the memory. A table
+that was changed in place raises an error at the next call; other changes are not seen.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from offramp.core.rules import ExitRule
 from offramp.engines import EngineOptions
 from offramp.engines.native.heads import NativeExitHeads
 from offramp.engines.native.library import import_native, instruction_set
-from offramp.engines.native.weights import Floats, Matrix, as_floats, pack_matrices
+from offramp.engines.native.weights import Floats, Matrix, SharedTables, as_floats, pack_matrices
 from offramp.errors import OfframpError
 from offramp.utils.cores import usable_cores
 
@@ -52,6 +56,7 @@ class NativeEngine(Engine):
 
     def __init__(self, encoder: Encoder, native: Any, precision: str) -> None:
         self.encoder, self.native, self.precision = encoder, native, precision
+        self._tables = SharedTables() if encoder.tables is None else _shared_tables(encoder.tables)
         self._depth = encoder.depth
         self._heads: dict[int, NativeExitHeads] = {}
         self._lock = threading.Lock()
@@ -134,6 +139,8 @@ class NativeEngine(Engine):
         heads, count = self._own(exit_heads), len(rows.lengths)
         plan = self._plan(rule, heads)
         assert plan is not None, "the loop calls runs_rule first"
+        self._tables.check()
+        heads.check_tables()
         logits = np.empty((count, heads.outputs(self.depth)), np.float32)
         exit_layer = np.empty(count, np.int64)
         self.native.run_rule(*plan, *rows, *by_row, logits, exit_layer)
@@ -178,9 +185,12 @@ class NativeEngine(Engine):
 
     def _run(self, first: int, last: int, packed: Packed, exit_heads: ExitHeads | None) -> tuple[Tensor, Tensor | None]:
         tokens, head, logits = packed.tokens, None, None
+        if first == 0:
+            self._tables.check()
         if exit_heads is not None:
             heads = self._own(exit_heads)
             head = heads.head(last)
+            heads.check_tables()
             logits = None if head is None else torch.empty(packed.count, heads.outputs(last))
         states = torch.empty(packed.total, self.encoder.hidden)
         self.native.run_layers(
@@ -233,7 +243,7 @@ def versions() -> dict[str, str]:
 
 
 def make(encoder: Encoder, options: EngineOptions) -> NativeEngine:
-    """Create the engine from copies of an encoder's parameters."""
+    """Create the engine from an encoder's parameters, which may not change any more."""
     import_native()
     reason = unserved_reason(encoder, options)
     if reason:
@@ -250,7 +260,7 @@ def _build(encoder: Encoder, options: EngineOptions) -> Any:
     distinct = list({id(layer): layer for layer in encoder.layers}.values())  # ALBERT shares layers
     matrices = [matrix for layer in distinct for matrix in _layer_matrices(layer)]
     packed = pack_matrices(matrices, options.precision, options.packed_weights)
-    native = _embeddings(encoder.hidden, options.threads or usable_cores(), tables)
+    native = _embeddings(encoder.hidden, _threads(options), tables)
     by_layer = {id(layer): packed[4 * i : 4 * i + 4] for i, layer in enumerate(distinct)}
     for layer in encoder.layers:
         assert isinstance(layer, PostNormLayer), "checked by unserved_reason"
@@ -266,6 +276,22 @@ def _build(encoder: Encoder, options: EngineOptions) -> Any:
             _distance_bias(layer),
         )
     return native
+
+
+def _threads(options: EngineOptions) -> int:
+    most: int = import_native().MOST_THREADS
+    if options.threads is not None and options.threads > most:
+        raise OfframpError(
+            "a number of threads of the native engine",
+            f"threads={options.threads}",
+            f"use 1 to {most}, or leave it out",
+        )
+    return options.threads or min(usable_cores(), most)
+
+
+def _shared_tables(tables: EmbeddingTables) -> SharedTables:
+    types = None if tables.types is None else tables.types.weight
+    return SharedTables(tables.words.weight, tables.positions.weight, types)
 
 
 def _embeddings(hidden: int, threads: int, tables: EmbeddingTables) -> Any:

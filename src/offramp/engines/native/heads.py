@@ -23,7 +23,7 @@ from offramp.core.head_spec import (
 from offramp.core.packed import Packed
 from offramp.core.rules import ExitRule, Measure
 from offramp.engines.native.library import import_native
-from offramp.engines.native.weights import as_floats
+from offramp.engines.native.weights import SharedTables, as_floats
 
 
 class NativeExitHeads:
@@ -37,6 +37,7 @@ class NativeExitHeads:
         self.plans: dict[ExitRule, tuple[Any, list[Any], Any] | None] = {}  # what the engine prepared for each rule
         self._built: dict[int | str, Any] = {}
         self._outputs: dict[int | str, int] = {}
+        self._tables: list[SharedTables] = []
         self._lock = threading.Lock()
 
     @property
@@ -79,6 +80,11 @@ class NativeExitHeads:
         unit = self._build("unit", self._described.exit_unit_spec)
         return unit if self._outputs.get("unit") == 1 else None
 
+    def check_tables(self) -> None:
+        """Refuse to run with tables of words that changed since a head was built."""
+        for tables in self._tables:
+            tables.check()
+
     def outputs(self, layer: int) -> int:
         """Return the number of logits of an exit that was built."""
         return self._outputs[layer]
@@ -88,11 +94,14 @@ class NativeExitHeads:
             with self._lock:
                 if name not in self._built:
                     spec = describe()
+                    if spec is not None and spec.word_tables is not None:
+                        self._tables.append(SharedTables(spec.word_tables.words, spec.word_tables.pairs))
                     self._outputs[name] = 0 if spec is None else _outputs(spec)
                     self._built[name] = None if spec is None else build_head(spec, self.precision)
         return self._built[name]
 
     def _run(self, head: Any, outputs: int, packed: Packed) -> Tensor:
+        self.check_tables()
         logits = torch.empty(packed.count, outputs)
         columns = packed.tokens
         self.encoder.run_layers(

@@ -9,6 +9,7 @@ from typing import Any
 from offramp.errors import OfframpError
 
 INSTRUCTION_SET = "OFFRAMP_NATIVE_ISA"  # environment variable that forces one, for tests and comparisons
+INTERFACE = 2  # of the compiled package that this code calls
 
 
 @cache
@@ -19,6 +20,9 @@ def import_native() -> Any:
     except ImportError as error:
         fix = "run `pip install ./native` in a working copy (it needs a C++ compiler), or use another engine"
         raise OfframpError("the native engine", f"an environment without offramp-native ({error})", fix) from error
+    if getattr(offramp_native, "INTERFACE", 1) != INTERFACE:
+        given = f"an offramp-native of another version of this code ({offramp_native.__version__})"
+        raise OfframpError("the native engine", given, "run `pip install ./native` again in this working copy")
     return offramp_native
 
 

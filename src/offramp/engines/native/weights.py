@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offramp.engines.native.library import import_native
+from offramp.errors import OfframpError
 
 FOLDER = "native"  # of the cache folder
 SMALLEST_FILE = 1 << 20  # bytes; smaller models are packed sooner than a file is found
@@ -47,6 +48,21 @@ def as_floats(tensor: Tensor) -> Floats:
     """Return a tensor's values as a plain array, sharing memory where possible."""
     floats: Floats = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
     return floats
+
+
+class SharedTables:
+    """Tables that the kernels read where the modules keep them, instead of a copy: they may not change any more."""
+
+    def __init__(self, *tables: Tensor | None) -> None:
+        # tensors of inference mode count no changes
+        self._tables = [table for table in tables if table is not None and not table.is_inference()]
+        self._versions = [table._version for table in self._tables]
+
+    def check(self) -> None:
+        """Refuse to run with tables that changed in place; all other parameters would be those of before."""
+        if [table._version for table in self._tables] != self._versions:
+            given = "parameters that changed since the engine was created"
+            raise OfframpError("the native engine", given, "create the engine again, or train with torch's")
 
 
 def pack_matrices(matrices: Sequence[Matrix], precision: str, cache: Path | None) -> list[Any]:
