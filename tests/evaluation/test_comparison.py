@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offramp.errors import OfframpError
-from offramp.evaluation.comparison import ComparisonPlan, DataSet, model_labels, write_rules
+from offramp.evaluation.comparison import ComparisonPlan, DataSet, names_of_models, write_rules
 from offramp.evaluation.demo_data import MINILM
 
 WORDS = DataSet("words", "words/train.jsonl", "words/test.jsonl", "classification")
@@ -41,7 +41,7 @@ def test_the_same_model_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("bert")
     for models in (["user/bert", "user/bert"], [str(tmp_path / "bert"), str(tmp_path / "link")]):
         with pytest.raises(OfframpError, match="twice"):
-            model_labels(models)
+            names_of_models(models)
 
 
 def test_cells_of_the_same_name_are_refused() -> None:

@@ -87,7 +87,7 @@ class ComparisonPlan:
 
     def cells(self) -> list[ComparisonCell]:
         """Return the cells in the order in which they run: plain fine-tuning first, because others start from it."""
-        labels = model_labels(self.models)
+        labels = names_of_models(self.models)
         listed = [
             ComparisonCell(data, model, method, options, seed, labels[model])
             for seed in self.seeds
@@ -103,7 +103,7 @@ class ComparisonPlan:
         return sorted(listed, key=lambda cell: (self.seeds.index(cell.seed), cell.method != "full"))
 
 
-def model_labels(models: Sequence[str]) -> dict[str, str | None]:
+def names_of_models(models: Sequence[str]) -> dict[str, str | None]:
     """Return, for each model, what it is called where its usual name is another one's too; None elsewhere.
 
     Folders around it are put in front until the name is its own.
@@ -220,7 +220,7 @@ def parse_duration(text: str) -> float:
 
 def write_rules(plan: ComparisonPlan, out: Path) -> None:
     """Write the rules of a plan into its folder; refuse a folder whose cells were measured under other rules."""
-    labels = model_labels(plan.models)
+    labels = names_of_models(plan.models)
     named = {labels[model] or Path(model).name: _source_in_rules(model) for model in plan.models}
     rules = {
         "training": dict(plan.training),
