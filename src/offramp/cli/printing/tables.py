@@ -86,10 +86,10 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
 def disagreements_table(points: Sequence[DisagreementPoint]) -> Table:
     """Return what each disagreement with the full model costs; engine and precision, where some are not torch's."""
     table, elsewhere = Table(box=None, pad_edge=False), any(not point.holds_on("torch", EXACT) for point in points)
-    for name in ("disagreement", "found", "bound", "share of MACs", "mean exit layer", *["on"] * elsewhere):
-        table.add_column(name, justify="right")
+    for name in ("disagreement", "found", "bound", "share of MACs", "mean layer", *["on"] * elsewhere):
+        table.add_column(name, justify="right", no_wrap=True)
     for point in points:
-        bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate only)")
+        bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate)")
         layer = "" if point.mean_exit_layer is None else f"{point.mean_exit_layer:.2f}"
         on = [f"{point.engine} {point.precision}"] * elsewhere
         table.add_row(
