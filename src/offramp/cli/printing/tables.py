@@ -86,7 +86,7 @@ def print_points(points: OperatingPoints, budget: Budget | None = None) -> None:
 def disagreements_table(points: Sequence[DisagreementPoint]) -> Table:
     """Return what each disagreement with the full model costs; engine and precision, where some are not torch's."""
     table, elsewhere = Table(box=None, pad_edge=False), any(not point.holds_on("torch", EXACT) for point in points)
-    for name in ("disagreement", "found", "bound", "share of MACs", "mean layer", *["on"] * elsewhere):
+    for name in ("limit", "found", "bound", "share of MACs", "mean layer", *["on"] * elsewhere):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         bound = f"≤ {100 * (point.upper or 1.0):.2f} %" + ("" if point.proven else " (estimate)")
