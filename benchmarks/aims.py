@@ -105,7 +105,7 @@ PANELS = (
                 ("TREC", "trec", "fastbert"),
                 ("SST-2", "sst2", "fastbert"),
                 ("AG's News", "agnews", "fastbert"),
-                ("IMDB", "imdb", "length_adaptive+deebert"),
+                ("IMDB", "imdb", "fastbert"),
                 ("MRPC", "mrpc", "deebert"),
             )
         ),

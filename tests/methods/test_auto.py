@@ -26,9 +26,18 @@ def chosen(rows: list[dict[str, Any]], **more: Any) -> str:
 def test_classification_goes_by_length_and_number_of_texts() -> None:
     assert chosen(SHORT) == "fastbert"
     assert chosen(PAIRS) == "deebert"
-    assert chosen(LONG) == "length_adaptive+deebert"
-    assert chosen(LONG, max_length=64) == "fastbert"  # rows are cut before they are long
+    assert chosen(LONG) == "fastbert"
     assert chosen(LONG, labelled=False) == "fastbert"  # its exits learn without labels
+
+
+def test_bags_of_words_are_fitted_for_long_rows() -> None:
+    def fitted(rows: list[dict[str, Any]], **more: Any) -> bool:
+        task = tasks.get("classification").from_rows(rows, "rows")
+        return choose_method(task, rows, **more).options.get("bag_of_words_training") == "fitted"
+
+    assert fitted(LONG) and not fitted(SHORT) and not fitted(PAIRS)
+    assert not fitted(LONG, max_length=64)  # rows are cut before they are long
+    assert not fitted(LONG, labelled=False)  # there is nothing to fit them to
 
 
 def test_words_are_counted_in_all_texts_of_a_row() -> None:
@@ -55,19 +64,6 @@ def test_options_exist(rows: list[dict[str, Any]]) -> None:
     method = methods.get(found.method)
     options = methods.configure(method.options, dict(found.options), method.name)
     assert options.bag_of_words_depth == 3
-
-
-@pytest.mark.parametrize(("words", "rate"), [(3, 0.0), (120, 1e-3)])
-def test_long_rows_are_trained_at_the_full_rate(base: str, tmp_path: Path, words: int, rate: float) -> None:
-    rows = [
-        {"text": " ".join([row["text"]] * words), "label": row["label"]} for row in factories.labelled_rows(count=16)
-    ]
-    given: dict[str, Any] = {"epochs": 1, "batch_size": 8, "lr": 1e-3, "max_length": 128}
-    run = offramp.train(
-        model=base, train=factories.write_jsonl(tmp_path / "train.jsonl", rows), out=tmp_path / "run", **given
-    )
-    recipe = yaml.safe_load((run.folder / "recipe.yaml").read_text())
-    assert recipe["schedule"]["later_lr"] == rate  # 0: the share that stages after fine-tuning have by default
 
 
 def test_training_chooses_by_default_and_the_folder_names_the_choice(base: str, tmp_path: Path) -> None:

@@ -448,10 +448,8 @@ def _configured(request: TrainRequest) -> tuple[Method, Any]:
 def _with_chosen_method(request: TrainRequest, rows: TrainingRows) -> tuple[TrainRequest, str]:
     """Return the request with the method that suits the rows, and why; options that were given win."""
     chosen = methods.choose_method(rows.task, rows.train, request.max_length, rows.labelled)
-    options, schedule = {**chosen.options, **request.options}, request.schedule
-    if chosen.full_rate and schedule.later_lr == 0.0:
-        schedule = replace(schedule, later_lr=schedule.lr)
-    return replace(request, method=chosen.method, options=options, schedule=schedule), chosen.reason
+    options = {**chosen.options, **request.options}
+    return replace(request, method=chosen.method, options=options), chosen.reason
 
 
 def _check_init(request: TrainRequest) -> None:

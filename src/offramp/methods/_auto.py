@@ -14,7 +14,7 @@ from typing import Any
 from offramp.tasks import Row, Task
 
 AUTO = "auto"
-LONG_ROW = 100  # words, on average, from which tokens are dropped as well as rows
+LONG_ROW = 100  # words, on average, from which bags of words are fitted before training instead of learned with it
 ROWS_READ = 1000  # whose words are counted
 
 
@@ -25,8 +25,6 @@ class ChosenMethod:
     method: str
     reason: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    # stages after fine-tuning keep its learning rate: where tokens are dropped, the model learns to answer from few
-    full_rate: bool = False
 
 
 def choose_method(
@@ -37,16 +35,15 @@ def choose_method(
         return by_answers
     words = mean_words(task, rows)
     words = words if max_length is None else min(words, max_length)
+    options: dict[str, Any] = {"bag_of_words_depth": 3}
     if not labelled:
-        return ChosenMethod("fastbert", "rows without labels: exits learn the model's own answers", _words_in_exits())
-    if words >= LONG_ROW and "one answer a row" in task.provides:
-        options = {**_words_in_exits(), "bag_of_words_training": "fitted", "sandwiches": 1}
-        reason = f"{words:.0f} words a row: tokens are dropped, and rows exit"
-        return ChosenMethod("length_adaptive+deebert", reason, options, full_rate=True)
+        return ChosenMethod("fastbert", "rows without labels: exits learn the model's own answers", options)
+    if words >= LONG_ROW:
+        options["bag_of_words_training"] = "fitted"
     if len(task.input_columns) > 1:
         reason = "pairs of texts: early exits know little, and small heads on a frozen model lose least"
-        return ChosenMethod("deebert", reason, _words_in_exits())
-    return ChosenMethod("fastbert", f"single texts of {words:.0f} words: distilled exits", _words_in_exits())
+        return ChosenMethod("deebert", reason, options)
+    return ChosenMethod("fastbert", f"single texts of {words:.0f} words: distilled exits", options)
 
 
 def _method_for_answers(task: Task) -> ChosenMethod | None:
@@ -74,7 +71,3 @@ def mean_words(task: Task, rows: Sequence[Row]) -> float:
     texts = [row[column] for row in rows[:ROWS_READ] for column in task.input_columns]
     counts = [len(text.split() if isinstance(text, str) else text) for text in texts]
     return sum(counts) / max(1, min(len(rows), ROWS_READ))
-
-
-def _words_in_exits() -> dict[str, Any]:
-    return {"bag_of_words_depth": 3}
