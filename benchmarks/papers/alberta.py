@@ -105,6 +105,8 @@ class Study:
     ablation_rows: int = 40_000  # texts of each pretraining of the ablation
     only: str = ""
     limit: int | None = None  # rows of every fine-tuning and evaluation, for a trial of the script
+    pieces: int | None = None  # texts of the whole pretraining; all by default
+    dropout: bool = False  # in pretraining
 
     @property
     def text(self) -> Path:
@@ -226,8 +228,8 @@ def pretrained_run(study: Study, name: str = "joint", **shape: Any) -> Path:
         dev=study.held_out,
         task="masked_lm",
         method="alberta",
-        options=PUBLISHED,
-        limit=None if whole else study.ablation_rows,
+        options={**PUBLISHED, "dropout": study.dropout},
+        limit=study.pieces if whole else study.ablation_rows,
         epochs=study.epochs if whole else 1,
         batch_size=study.batch_size,
         lr=1e-3,
@@ -438,6 +440,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=Study.batch_size, help="of pretraining")
     parser.add_argument("--vocabulary", type=int, default=Study.vocabulary)
     parser.add_argument("--ablation-rows", type=int, default=Study.ablation_rows, help="texts of each ablation")
+    parser.add_argument("--pieces", type=int, help="texts of the whole pretraining (default: all)")
+    parser.add_argument("--dropout", action="store_true", help="pretrain with dropout, as ALBERT is not")
     parser.add_argument("--shape", action="append", default=[], help="an entry of config.json as key=value")
     parser.add_argument("--only", default="", help="only the cells whose name contains this")
     parser.add_argument("--limit", type=int, help="rows of fine-tuning and evaluation, for a trial")
@@ -460,6 +464,8 @@ def run_part(options: argparse.Namespace) -> None:
         options.ablation_rows,
         options.only,
         options.limit,
+        options.pieces,
+        options.dropout,
     )
     if options.part == "text":
         collect_texts(study)

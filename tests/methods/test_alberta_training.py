@@ -126,3 +126,12 @@ def test_every_task_trains_and_loads_with_the_same_answers(base: str, tmp_path: 
         assert np.array_equal(ours.exit_layer, theirs.exit_layer)
         assert all(np.array_equal(a, b) for a, b in zip(ours.logits, theirs.logits, strict=True))
     assert first.points is not None and first.points.full_point.settings["gamma"] == 0.0
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_the_gated_stage_trains_the_backbone_with_dropout_or_without(dropout: bool) -> None:
+    net, _ = network_and_rows()
+    *_, stage = methods.get("alberta").stages(net, ALBERTaOptions(dropout=dropout))
+    stage.set_train_mode()
+    assert net.hf.training is dropout
+    assert net.added.training

@@ -98,6 +98,7 @@ class ALBERTaOptions:
     head: Literal["own", "first", "mean", "meanmax"] = "meanmax"  # the head of rows that end early (not of words)
     mixed: bool = True  # fine-tune the backbone alone first
     distil: bool = True  # mixed: rows learn the logits of the fine-tuned model beside the labels
+    dropout: bool = True  # of the backbone, while it is trained through gates; ALBERT is pretrained without
     head_lr: float = 5e-4
 
     def __post_init__(self) -> None:
@@ -199,6 +200,10 @@ class GatedStage(JointStage):
 
     penalty: float = 0.0
     weight: float = 0.0  # of the penalty at this step
+    dropout: bool = True
+
+    def set_train_mode(self) -> None:
+        self.network.train(backbone=self.dropout, added=True)
 
     def set_progress(self, share: float) -> None:
         self.weight = self.penalty * share
@@ -293,5 +298,6 @@ class ALBERTa(Method):
             hooks=ForwardHooks(gate=gate),
             penalty=options.penalty,
             distil=options.distil,
+            dropout=options.dropout,
         )
         return after_fine_tuning(options.mixed, stage)
