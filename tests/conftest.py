@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from offramp import engines
 from offramp.training.schedule import Schedule
 from tests import factories
+
+settings.register_profile("offramp", deadline=None)  # a slow machine is no fault of the code
+settings.load_profile("offramp")
 
 
 def pytest_report_header() -> str | None:

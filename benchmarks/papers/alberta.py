@@ -384,7 +384,7 @@ def write_table(study: Study, path: Path | None) -> None:
         write_json(path, {**about, "date": datetime.date.today().isoformat(), "cells": cells})
 
 
-def write_result_cells(study: Study, results: Path) -> None:
+def write_result_cells(study: Study, results: Path, folder: str) -> None:
     """Write the cells of fine-tuning among the other results, as lists with full depth first, as `offramp eval --curve`
     does."""
     model = f"alberta{study.shape['num_hidden_layers']}x{study.shape['hidden_size']}"
@@ -393,7 +393,7 @@ def write_result_cells(study: Study, results: Path) -> None:
         if file.is_file():
             cells = list(read_json(file).values())
             name = f"{kind}-{model}-s{cells[0]['seed']}.json"
-            write_json(results / one.name / cells[0]["method"] / "own-backbone" / name, cells)
+            write_json(results / one.name / cells[0]["method"] / folder / name, cells)
 
 
 def draw_curves(study: Study, path: Path) -> None:
@@ -448,6 +448,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="table: write all cells to one file")
     parser.add_argument("--png", type=Path, help="table: draw score against cost of fine-tuned runs")
     parser.add_argument("--results", type=Path, help="table: write the cells of fine-tuning below this folder")
+    parser.add_argument("--folder", default="own-backbone", help="table: their folder, in that of their method")
     return parser
 
 
@@ -472,7 +473,7 @@ def run_part(options: argparse.Namespace) -> None:
     elif options.part == "table":
         write_table(study, options.json)
         if options.results is not None:
-            write_result_cells(study, options.results)
+            write_result_cells(study, options.results, options.folder)
         if options.png is not None:
             draw_curves(study, options.png)
     elif options.part == "pretrain" and int(os.environ.get("RANK", "0")) > 0:

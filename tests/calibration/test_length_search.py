@@ -56,7 +56,7 @@ def search(context: CalibrationContext, plan: SearchPlan) -> list[TriedConfigura
 
 
 @given(genes, st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_children_never_grow_with_depth(gene: tuple[int, ...], seed: int) -> None:
     mutated = mutate(gene, np.random.default_rng(seed))
     for child in (mutated, crossover(gene, mutated)):

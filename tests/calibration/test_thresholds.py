@@ -60,7 +60,7 @@ def test_search_thresholds_is_never_worse_than_its_start() -> None:
         assert found.score[found.cost <= cost + 1e-12].max() >= score
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(arrays(np.float64, st.integers(1, 200), elements=st.floats(0, 5).map(lambda x: round(x, 3))))
 def test_threshold_cuts_lie_between_values_and_divide_them(values: np.ndarray) -> None:
     cuts = threshold_cuts(values)

@@ -31,7 +31,7 @@ def places(lengths: list[int]) -> Tensor:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.booleans(), st.sampled_from([None, 3]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_see_only_themselves(lengths: list[int], scores: bool, window: int | None) -> None:
     torch.manual_seed(sum(lengths))
     q, k, v = torch.randn(3, sum(lengths), WIDTH)
@@ -47,7 +47,7 @@ def test_rows_see_only_themselves(lengths: list[int], scores: bool, window: int 
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 1)), min_size=1, max_size=6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_fewer_queries_than_keys(rows: list[tuple[int, float]]) -> None:
     """Also rows without a single query."""
     lengths = [n for n, _ in rows]

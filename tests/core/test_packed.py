@@ -30,7 +30,7 @@ def batch_and_masks(draw: st.DrawFn) -> tuple[list[int], list[bool], list[bool]]
 
 
 @given(batch_and_masks())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keeping_tokens_keeps_order_columns_and_owners(case: tuple[list[int], list[bool], list[bool]]) -> None:
     lengths, mask, _ = case
     packed = numbered(lengths)
@@ -44,7 +44,7 @@ def test_keeping_tokens_keeps_order_columns_and_owners(case: tuple[list[int], li
 
 
 @given(batch_and_masks())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_restore_puts_every_token_back_where_it_was(case: tuple[list[int], list[bool], list[bool]]) -> None:
     lengths, mask, _ = case
     packed = numbered(lengths)
@@ -56,7 +56,7 @@ def test_restore_puts_every_token_back_where_it_was(case: tuple[list[int], list[
 
 
 @given(batch_and_masks())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keeping_rows_keeps_whole_rows(case: tuple[list[int], list[bool], list[bool]]) -> None:
     lengths, _, mask = case
     packed, keep = numbered(lengths), torch.tensor(mask)
@@ -67,7 +67,7 @@ def test_keeping_rows_keeps_whole_rows(case: tuple[list[int], list[bool], list[b
 
 
 @given(lengths_of)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_pooling_equals_row_by_row(lengths: list[int]) -> None:
     packed = numbered(lengths)
     packed = packed.with_states(torch.randn(packed.total, 5) - 3)

@@ -81,7 +81,7 @@ def case(name: str) -> tuple[Network, Policy]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_split_and_merge_gives_the_same_answers(name: str, data: st.DataObject) -> None:
     net, policy = case(name)

@@ -363,7 +363,7 @@ def invariance_engines(precision: str, instruction_set: str) -> list[tuple[Netwo
     order=st.randoms(use_true_random=False),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_rows_numbers_do_not_depend_on_its_batch(precision: str, lengths: list[int], order: Any, seed: int) -> None:
     """Bit by bit: alone, in a batch, in a batch of another order, with other threads."""
     ids = factories.token_ids(lengths, seed)

@@ -17,7 +17,7 @@ from tests import factories
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 1000), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_best_tokens_of_a_row_do_not_depend_on_the_batch(lengths: list[int], seed: int, first: bool) -> None:
     packed = pack(factories.token_ids(lengths))
     torch.manual_seed(seed)

@@ -109,7 +109,6 @@ def test_no_request_of_the_schema_makes_the_server_fail(address: str) -> None:
 
         @settings(
             max_examples=8,
-            deadline=None,
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
             database=None,
@@ -131,7 +130,7 @@ KEYS = ("inputs", "input", "text_1", "text_2", "query", "texts", "parameters", "
 PATHS = ("/", "/v1/predict", "/predict", "/rerank", "/classify", "/score", "/v2/models/classification/infer")
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4) | JSON | st.binary())
 def test_garbage_is_refused(address: str, path: str, body: Any) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "surrogatepass")

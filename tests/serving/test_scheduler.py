@@ -95,7 +95,7 @@ if "native" in engines.installed():  # it runs rules in one call
 
 
 @pytest.mark.parametrize(("case", "engine"), ENGINES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(arrivals=ARRIVALS, costs=COSTS, whole=COSTS, batch_tokens=st.sampled_from([8, 40, 400]))
 def test_every_input_is_answered_once_as_if_alone(
     case: str, engine: str, arrivals: Any, costs: Any, whole: Any, batch_tokens: int
