@@ -64,6 +64,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any] | tuple[bool, bool]]] = {  # nam
     "scored tokens": ("adapler", "classification", {"scale": 1.0}),
     "kept lengths of rows": ("length_adaptive", "classification", {"lengths": (0.8, 0.5, 0.4)}),
     "kept lengths": ("length_adaptive", "tagging", {"lengths": (0.8, 0.5, 0.4)}),
+    "kept lengths of rows, patience": (
+        "length_adaptive+pabee",
+        "classification",
+        {"lengths": (0.8, 0.5, 0.4), "patience": 2},
+    ),
+    "kept lengths, patience": ("length_adaptive+pabee", "tagging", {"lengths": (0.8, 0.5, 0.4), "patience": 2}),
 }
 
 
@@ -126,6 +132,27 @@ def test_live_rows_alone_go_on_to_the_same_answers(name: str) -> None:
             state = state.live_part()
             step(engine, policy, state)
     assert all(torch.allclose(answers[row], expected[row], atol=1e-5) for row in range(packed.count))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("name", ["kept lengths of rows, patience", "kept lengths, patience"])
+def test_a_batch_that_dropped_tokens_merges_with_one_that_had_none_to_drop(name: str, alone: bool) -> None:
+    """The memory of a method lies in different places of the two: answers are still those of one plain run."""
+    net, policy = case(name)
+    engine, packed = engines.make("torch", net.encoder), batch_for(net, (9, 17, 2, 1))
+    with torch.no_grad():
+        plain = run(engine, net, policy, packed)
+        parts = start(engine, net, policy, packed).split(torch.tensor([True, True, False, False]))
+        for part in parts:
+            step(engine, policy, part)
+        long, short = (part.live_part() if alone else part for part in parts)
+        assert long.packed.total < 26 and short.packed.total == 3, "only the long rows lost tokens"
+        state = merge([long, short])
+        while not state.done:
+            step(engine, policy, state)
+    if alone:  # what was computed before is not in the trace of live parts
+        state = replace(state, trace=list(plain.trace))
+    compare(net, packed, plain, [state])
 
 
 def compare(net: Network, packed: Packed, plain: Any, done: list[State]) -> None:

@@ -316,8 +316,9 @@ def merge(states: Sequence[State]) -> State:
         layers = ", ".join(str(state.layer) for state in states)
         fix = "merge batches of one model between steps, when they stand at the same layer"
         raise OfframpError("to merge running batches", f"batches after layers {layers}", fix)
+    has_dropped = any(state.has_dropped for state in states)
     live = Packed.concat([state.packed for state in states], [state.base for state in states])
-    base = Packed.concat([state.base for state in states])
+    base = _concat_bases(states, has_dropped)
     trace, exited = [], []
     rows = tokens = 0
     for state in states:
@@ -328,8 +329,27 @@ def merge(states: Sequence[State]) -> State:
             for group in state.exited
         ]
         rows, tokens = rows + state.base.count, tokens + state.base.total
-    has_dropped = any(state.has_dropped for state in states)
     return State(live, base, first.exit_heads, first.depth, first.layer, has_dropped, trace, exited)
+
+
+def _concat_bases(states: Sequence[State], has_dropped: bool) -> Packed:
+    """Return the bases of several batches as one; columns that only some of them have are left out.
+
+    Where answers per token need tokens that a batch has dropped, every base first takes over the columns of its live
+    tokens: a method's memory is in the base of that batch, and must be in the others.
+    """
+    bases = [state._restored_base() if has_dropped else state.base for state in states]
+    rows, tokens = (set.intersection(*({*getattr(base, kind)} for base in bases)) for kind in ("rows", "tokens"))
+    if has_dropped:
+        tokens = {name for base in bases for name in base.tokens}
+    return Packed.concat([_with_columns(base, rows, tokens) for base in bases])
+
+
+def _with_columns(packed: Packed, rows: set[str], tokens: set[str]) -> Packed:
+    """Return a batch with no other columns than these."""
+    own_rows = {name: column for name, column in packed.rows.items() if name in rows}
+    own_tokens = {name: column for name, column in packed.tokens.items() if name in tokens}
+    return Packed(packed.states, packed.lengths, own_rows, own_tokens)
 
 
 def _run_whole(engine: Engine, exit_heads: ExitHeads, packed: Packed) -> Result:
