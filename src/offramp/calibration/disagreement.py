@@ -25,7 +25,7 @@ from offramp.calibration.risk import (
     risk_candidates,
     rows_needed,
 )
-from offramp.calibration.thresholds import ExitTable, search_thresholds, threshold_cuts
+from offramp.calibration.thresholds import CUTS, ExitTable, search_thresholds, threshold_cuts
 from offramp.inference.operating_points import DisagreementPoint, OperatingPoint
 from offramp.methods import Method
 from offramp.nn.batches import Data
@@ -168,8 +168,8 @@ def _expected_ms(table: ExitTable, chosen: list[int], times: Floats, exit_ms: Se
     reach = np.repeat(times[[*chosen, -1], None], rows, axis=1)
     ask = np.repeat(np.array([exit_ms[number] for number in chosen])[:, None], rows, axis=1)
     own = ExitTable(table.uncertainty[chosen], table.score[[*chosen, -1]], reach, ask, np.zeros_like(ask))
-    levels = np.stack([np.resize(threshold_cuts(values), 24) for values in own.uncertainty])
-    start = np.concatenate((np.zeros((1, len(chosen))), levels.T[:24]))
+    levels = np.stack([np.resize(threshold_cuts(values), CUTS + 1) for values in own.uncertainty])  # none is left out
+    start = np.concatenate((np.zeros((1, len(chosen))), levels.T))
     front = search_thresholds(own, start, levels, generations=10, children=120)
     full = own.score[-1].mean()
     fitting = front.cost[front.score >= full - limit]
