@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
+from offramp import methods
+from offramp.calibration import calibrate
 from offramp.calibration.calibrate import find_operating_points
 from offramp.calibration.loss_bounds import (
     MeasuredPoint,
@@ -199,6 +201,22 @@ def test_searched_thresholds_keep_their_part_of_the_error_where_none_survives() 
     (alone,), (beside,) = (bound_losses([measured(0.5, losses)], 0.9, searched) for searched in (False, True))
     assert beside.loss_upper is not None and alone.loss_upper is not None and beside.loss_upper > alone.loss_upper
     assert loss_bounds([beside], 0.9).family_confidence == pytest.approx(0.91)
+
+
+def test_values_of_single_layers_keep_their_part_of_the_error_where_none_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the search finds any depends on the rows, so the share of the others may not."""
+    lengths = [4] * calibrate.FEW_ROWS
+    network, data = factories.network("adapler"), factories.data(lengths)
+    found = []
+    for search in (lambda *_: [], calibrate._search_layers):
+        monkeypatch.setattr(calibrate, "_search_layers", search)
+        context = calibrate.CalibrationContext(network, methods.get("adapler"), data)
+        *tried, _ = calibrate.explore_settings(context, context.record())
+        found.append([point.loss_upper for point in tried if not point.settings["scales"]])
+        assert loss_bounds(tried, 0.9).family_confidence == pytest.approx(0.91)
+    assert found[0] == found[1]
 
 
 def test_rows_needed_count_shared_errors_and_rows_that_only_find() -> None:

@@ -267,11 +267,13 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     tried = monotone_scores(
         tried, higher, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
     )
-    if isinstance(space, ThresholdSpace) and space.per_layer and len(context.data.rows) >= FEW_ROWS:
-        tried += _search_layers(context, space, tried, full_point)
-    if has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS and tried:
-        tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
-    searched = has_searchable_thresholds(method) and len(context.data.rows) >= FEW_ROWS
+    enough, searched = len(context.data.rows) >= FEW_ROWS, False
+    if enough and isinstance(space, ThresholdSpace) and space.per_layer:
+        tried, searched = tried + _search_layers(context, space, tried, full_point), True
+    if enough and has_searchable_thresholds(method):
+        searched = True
+        if tried:
+            tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
     return [*bound_losses(tried, context.loss_confidence, searched, context.searched_among), full_point]
 
 
