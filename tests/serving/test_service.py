@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -71,6 +72,26 @@ def test_threads_that_submit_at_once_all_get_their_answers(service: Service) -> 
     for thread in threads:
         thread.join(60)
     assert len(results) == 8 and all(work.kind == "answered" for works in results for work in works)
+
+
+def test_the_status_can_be_read_while_answers_are_counted(predictor: Predictor) -> None:
+    service, ended = Service("tiny", predictor), threading.Event()
+    service.recent.extend((service.clock(), 0.001, 1.0) for _ in range(2000))
+
+    def count() -> None:
+        while not ended.is_set():
+            service.recent.append((service.clock(), 0.001, 1.0))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        assert all(service.status()["answers_per_second"] > 0 for _ in range(50))
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        thread.join()
 
 
 def test_early_answers_are_checked_at_full_depth(service: Service) -> None:

@@ -376,7 +376,7 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return load, gear, queue, exits and disagreement as plain numbers."""
         now, governor = self.clock(), self.governor
-        recent = [entry for entry in self.recent if now - entry[0] < 10.0]
+        recent = [entry for entry in list(self.recent) if now - entry[0] < 10.0]  # workers add to it meanwhile
         latencies = sorted(entry[1] for entry in recent)
         watch = self.watches.get(governor.gear.key)
         reading = watch.reading() if watch else None
