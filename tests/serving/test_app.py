@@ -317,6 +317,15 @@ def test_open_inference_refuses_wrong_tensors(address: str, tensor: dict[str, An
     assert response.status_code == 400 and part in message(response)
 
 
+def test_open_inference_answers_requests_with_an_id_that_is_no_text_and_any_timeout(address: str) -> None:
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a good film"]}
+    path = "/v2/models/classification/infer"
+    response = post(address, path, {"id": "\ud800", "inputs": [tensor], "parameters": {"timeout": 10**400}})
+    assert response.status_code == 200 and b'"id": "\\ud800"' in response.content
+    unnamed = post(address, path, {"inputs": [{**tensor, "name": "\ud800"}, {**tensor, "name": "b"}]})
+    assert unnamed.status_code == 400 and "missing" in message(unnamed)
+
+
 def test_open_inference_refuses_a_wrong_header_length(address: str) -> None:
     for length in ("abc", "100000"):
         headers = {"Inference-Header-Content-Length": length}
@@ -349,6 +358,7 @@ def test_open_inference_refuses_a_wrong_header_length(address: str) -> None:
         ({"inputs": [["a", "b"]]}, 422, "parts"),
         ({"inputs": [{"question": "a"}]}, 422, "lacks"),
         (b'{"inputs": ["\\ud800"]}', 422, "surrogate"),
+        (b'{"inputs": [{"\\ud800": "a"}]}', 422, "lacks"),
         (b'{"inputs": ["a"], "budget": NaN}', 400, "NaN"),
         (b"{", 400, "JSON"),
         (b"", 400, "JSON"),

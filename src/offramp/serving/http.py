@@ -22,6 +22,7 @@ from offramp.serving.service import RequestOptions
 STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
 OPENING = re.compile(rb"[\[{]")
 CLOSED_BY_CLIENT = 499  # the client has gone, so this is only counted
+LONGEST_DEADLINE = 3_600_000  # milliseconds
 M = TypeVar("M", bound=BaseModel)
 # documented only: `check_text` refuses an empty text with the protocol's own error
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
@@ -145,7 +146,7 @@ class RequestOptionFields(BaseModel):
     max_loss: float | None = Field(default=None, ge=0, description="what the metric may lose against the full model")
     max_disagreement: float | None = Field(default=None, ge=0, lt=1, description="share of answers that may differ")
     risk: float | None = Field(default=None, gt=0, lt=1, description="a proven bound of the disagreement")
-    deadline_ms: float | None = Field(default=None, gt=0, le=3_600_000, description="milliseconds from now")
+    deadline_ms: float | None = Field(default=None, gt=0, le=LONGEST_DEADLINE, description="milliseconds from now")
     priority: int | None = Field(default=None, ge=1, le=9, description="1 is served first")
 
     def options(self) -> RequestOptions:
@@ -202,9 +203,9 @@ def check_text(text: Any, limits: HTTPLimits) -> str:
 def json_response(
     content: Any, headers: Mapping[str, str] | None = None, status: int = 200, media_type: str = "application/json"
 ) -> Response:
-    """Return JSON; numpy's numbers become plain ones."""
+    """Return JSON; numpy's numbers become plain ones, and a lone surrogate that a client sent is escaped."""
     body = json.dumps(content, ensure_ascii=False, allow_nan=False, default=lambda value: value.item())
-    return Response(body.encode(), status, dict(headers or {}), media_type)
+    return Response(body.encode(errors="backslashreplace"), status, dict(headers or {}), media_type)
 
 
 def schema_of(model: type[BaseModel], names: Sequence[str]) -> dict[str, Any]:

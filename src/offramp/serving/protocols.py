@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from offramp.serving.http import (
+    LONGEST_DEADLINE,
     HTTPLimits,
     Problem,
     RequestOptionFields,
@@ -436,7 +437,8 @@ def infer(body: bytes, find: Find, limits: HTTPLimits, name: str, header_length:
 
 
 def _infer_options(parameters: InferParameters) -> RequestOptions:
-    deadline = parameters.timeout / 1000 if parameters.timeout else parameters.deadline_ms
+    timeout = min(parameters.timeout or 0, 1000 * LONGEST_DEADLINE)
+    deadline = timeout / 1000 if timeout else parameters.deadline_ms
     priority = min(9, parameters.priority) if parameters.priority else None  # 0 is Triton's default level
     budgets = parameters.budget, parameters.max_loss, parameters.max_disagreement, parameters.risk
     return make_request_options(*budgets, deadline, priority)
