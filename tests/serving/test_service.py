@@ -194,6 +194,21 @@ def test_a_share_bends_under_load_and_a_promise_does_not(predictor: Predictor) -
     assert service.gear_for(Budget.loss(0.0)) is service.gears.for_budget(Budget.loss(0.0))
 
 
+def test_a_share_stays_a_maximum_when_the_load_ends_before_a_row_starts(several_points: Predictor) -> None:
+    service = Service("tiny", several_points, ServiceSettings(Budget.share(0.7), slo=5.0, min_budget=0.1))
+    service.governor.update(0.0, 100.0)
+    assert service.governor.gear.mac_share == 0.1
+    rows = [{"text": "a film"}]
+    result = service.submit(rows, service.prepare(rows), RequestOptions(Budget.share(0.4)), lambda work: None)
+    assert not isinstance(result, Refusal)
+    for now in range(1, 10):
+        service._tick(float(now))
+    assert service.governor.gear.mac_share == 0.7
+    service.workers[0].scheduler.step(10.0)
+    gear = result[0][0].gear
+    assert gear is not None and gear.mac_share == 0.4
+
+
 def test_work_beyond_the_latency_target_is_refused(predictor: Predictor) -> None:
     service = Service("tiny", predictor, ServiceSettings(slo=1e-6))
     rows = [{"text": "a film"}]

@@ -82,6 +82,7 @@ class Ticket:
     deadline: float = math.inf
     priority: int = DEFAULT_PRIORITY
     payload: Any = None
+    most: Gear | None = None  # no costlier gear than this, whatever the gear of the moment is
     started: float | None = None
     outcome: Outcome | None = None
     cancelled: bool = False
@@ -430,6 +431,8 @@ class Scheduler:
                 self._finish(ticket, Outcome("cancelled" if ticket.cancelled else "expired"), finished)
                 continue
             gear = ticket.gear or self.gear
+            if ticket.most is not None and gear.share > ticket.most.share:
+                gear = ticket.most
             if tickets:
                 full = tokens + ticket.tokens > most
                 full = full or rows + len(ticket.encoded) > self.limits.batch_rows

@@ -159,15 +159,20 @@ class Service:
         A share of compute is a maximum: under load the governor's cheaper gear replaces it. A loss, a disagreement and
         a risk are promises and are kept. Where an alarm has closed the gear, it is the next costlier one that is open.
         """
-        if budget is None or budget.kind == "default":
+        gear, governor = self._own_gear(budget), self.governor
+        if budget is None or gear is None:
             return None
-        gear, governor = self.gears.for_budget(budget), self.governor
-        if not self._is_open(gear):
-            gear = self.gears.cheapest_above(self.closed_share)
         pressed = governor.current < governor.normal
         if budget.kind == "share" and pressed and _share(governor.gear) < _share(gear):
             return None
         return gear
+
+    def _own_gear(self, budget: Budget | None) -> Gear | None:
+        """Return the gear of a request's own budget without regard to load; None if it has none."""
+        if budget is None or budget.kind == "default":
+            return None
+        gear = self.gears.for_budget(budget)
+        return gear if self._is_open(gear) else self.gears.cheapest_above(self.closed_share)
 
     def _is_open(self, gear: Gear) -> bool:
         return gear is self.gears.full or gear.share > self.closed_share
@@ -204,7 +209,7 @@ class Service:
 
         `behind` is how many seconds the answer will have to wait outside the scheduler.
         """
-        gear, now = self.gear_for(options.budget), self.clock()
+        gear, most, now = self.gear_for(options.budget), self._own_gear(options.budget), self.clock()
         worker = self.workers[0]
         if len(self.workers) > 1:
             worker = min(self.workers, key=lambda one: one.scheduler.predicted_wait())
@@ -220,7 +225,7 @@ class Service:
         tickets = []
         for row, own in zip(rows, encoded, strict=True):
             work = Work(row, done, tokens=sum(len(one.ids) for one in own), encoded=own)
-            tickets.append(Ticket(own, now, gear, deadline, options.priority, work))
+            tickets.append(Ticket(own, now, gear, deadline, options.priority, work, most))
         refusal = worker.submit(tickets)
         return (tickets, worker) if refusal is None else refusal
 
