@@ -19,7 +19,16 @@ import httpx
 import pytest
 
 from offramp.cli import CommandGroup
-from offramp.commands.serve import ServeOptions, build, check_address, load_services, named_runs, parse_size
+from offramp.commands.serve import (
+    ServeOptions,
+    build,
+    check_address,
+    free_port,
+    load_services,
+    named_runs,
+    parse_size,
+    serve,
+)
 from offramp.errors import OfframpError
 from offramp.utils.cache_folder import NOWHERE, VARIABLE
 
@@ -63,23 +72,41 @@ def test_wrong_sizes_are_refused(size: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_client_batch": 0}, {"workers": 0}, {"port": 70_000}, {"audit": 0.9}, {"slo": "-1s"}]
+    "wrong",
+    [
+        {"max_client_batch": 0},
+        {"workers": 0},
+        {"port": 70_000},
+        {"audit": 0.9},
+        {"slo": "-1s"},
+        {"drain": "soon"},
+        {"log_level": "loud"},
+    ],
 )
 def test_wrong_limits_are_refused(wrong: dict[str, Any], trained: Path) -> None:
     with pytest.raises(OfframpError):
         build([trained], ServeOptions(engine="torch", **wrong))
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_one_error_before_a_run_is_loaded(host: str, tmp_path: Path) -> None:
+    with socket.create_server((host, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OfframpError, match=f"port {port}") as raised:
+            serve([tmp_path / "no-run"], ServeOptions(host=host, port=port))
+    assert "--port" in raised.value.fix
+    assert free_port(host, port) == port and free_port(host, 0) > 0
+
+
+def test_a_host_that_is_not_this_machine_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match="to listen on"):
+        serve([tmp_path / "no-run"], ServeOptions(host="192.0.2.1", insecure=True))
 
 
 @pytest.fixture
 def process(trained: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """`offramp serve` in a process of its own; options come from the environment."""
-    port = free_port()
+    port = free_port("127.0.0.1", 0)
     environment = {**os.environ, "OFFRAMP_PORT": str(port), "OFFRAMP_SLO": "30s", "OFFRAMP_ENGINE": "torch"}
     command = [sys.executable, "-m", "offramp.cli", "serve", str(trained), "--drain", "20s"]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, env=environment) as running:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import math
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from offramp.serving.app import AppSettings
     from offramp.serving.service import Service, ServiceSettings
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -80,6 +83,15 @@ class ServeOptions:
             if value is not None and not bounds.get("min", value) <= value <= bounds.get("max", value):
                 fix = "give " + " and ".join(f"at {_LEAST_MOST[name]} {bound}" for name, bound in bounds.items())
                 raise OfframpError(f"a number for --{one.name.replace('_', '-')}", str(value), fix)
+        for name in ("slo", "drain"):
+            try:
+                parse_latency(getattr(self, name))
+            except OfframpError as error:
+                raise OfframpError(f"a time for --{name}", repr(getattr(self, name)), error.fix) from error
+        if self.log_level.lower() not in LOG_LEVELS:
+            raise OfframpError(
+                "a level for --log-level", repr(self.log_level), f"choose one of {', '.join(LOG_LEVELS)}"
+            )
         for name in ("replicas", "min_replicas", "max_replicas"):
             if getattr(self, name) is not None and self.cluster is None:
                 given = f"--{name.replace('_', '-')} without --cluster"
@@ -141,8 +153,10 @@ def serve(runs: Sequence[str | Path], options: ServeOptions | None = None) -> No
     options = options or ServeOptions()
     if options.cluster is not None:
         with served_on_cluster(runs, options) as app:
-            _run(app, list(named_runs(runs)), options)
+            _run(app, list(named_runs(runs)), replace(options, port=free_port(options.host, options.port)))
     else:
+        check_address(options.host, options.keys, options.insecure)
+        options = replace(options, port=free_port(options.host, options.port))
         app = build(runs, options)
         _run(app, list(app.state.server.services), options)
 
@@ -152,7 +166,8 @@ def _run(app: Starlette, names: Sequence[str], options: ServeOptions) -> None:
     from offramp.serving.running import LOG, log_to_stderr, run_app
 
     log_to_stderr(options.log_level)
-    LOG.info("starting", extra={"fields": {"address": f"http://{options.host}:{options.port}", "models": names}})
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    LOG.info("starting", extra={"fields": {"address": f"http://{host}:{options.port}", "models": names}})
     most = options.most_requests * (options.max_replicas or options.replicas or 1)
     run_app(app, options.host, options.port, parse_latency(options.drain), max_connections=most)
 
@@ -280,6 +295,23 @@ def check_address(host: str, keys: Sequence[str], insecure: bool) -> None:
     if not (loopback or keys or insecure):
         fix = "give --api-key (or OFFRAMP_API_KEY), or --insecure if everyone who reaches it may use it"
         raise OfframpError(f"to serve on {host}", "an address that other machines reach, and no key", fix)
+
+
+def free_port(host: str, port: int) -> int:
+    """Return the port to listen on, a free one for port 0; refuse an address on which this process cannot listen."""
+    try:
+        found = dict.fromkeys(socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+        for family, _, _, _, place in found:
+            try:
+                with socket.create_server((str(place[0]), port), family=family) as one:
+                    port = int(one.getsockname()[1])
+            except OSError as error:  # a name may have an IPv6 address on a machine without IPv6
+                if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+    except OSError as error:
+        fix = "end the program that listens there, or give another --port, and an address of this machine as --host"
+        raise OfframpError(f"to listen on {host}, port {port}", error.strerror or str(error), fix) from error
+    return port
 
 
 def parse_size(size: str | int) -> int:
