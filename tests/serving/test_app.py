@@ -170,6 +170,17 @@ def test_sentences_are_tagged_as_by_the_predictor(
         assert text.replace(" ", "").replace("\n", "") == "".join(got["tokens"])
 
 
+def test_options_of_a_pipeline_stand_in_its_parameters_or_beside_them(address: str) -> None:
+    wanted, full = (
+        post(address, "/v1/predict", {"inputs": ["a film"], "budget": budget}).json()["predictions"][0]["budget"]
+        for budget in (0.5, 1.0)
+    )
+    content = {"inputs": "a film", "parameters": {"budget": 0.5}, "deadline_ms": 20_000}
+    assert post(address, "/", content).json()[0][0]["budget"] == wanted != full
+    refused = post(address, "/", {**content, "max_loss": 0.1})
+    assert refused.status_code == 422 and "only one" in message(refused)
+
+
 def test_a_pipeline_names_the_words_of_the_text_that_was_sent(
     start_server: StartServer, every_task: dict[str, Path], tmp_path: Path
 ) -> None:

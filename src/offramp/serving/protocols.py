@@ -194,7 +194,7 @@ def hugging_face(body: bytes, find: Find, limits: HTTPLimits, name: str | None =
     service, parameters = find(name), request.parameters or PipelineParameters()
     items = request.inputs if isinstance(request.inputs, list) else [request.inputs]
     rows = rows_of(service, items, limits)
-    options = request.options() if request.options() != RequestOptions() else parameters.options()
+    options = _options_of(request, parameters)
     if not service.task.serves_pipeline:
         message = f"{service.name} is a model for {service.task.pipeline}, which this protocol does not serve"
         raise Problem(422, "Validation", message, "use /v1/predict")
@@ -205,6 +205,14 @@ def hugging_face(body: bytes, find: Find, limits: HTTPLimits, name: str | None =
         return json_response(content if nested else content[0])
 
     return Call(service, rows, options, render)
+
+
+def _options_of(request: RequestOptionFields, parameters: RequestOptionFields) -> RequestOptions:
+    """Return options that may stand in the request or in its parameters; in the request they win."""
+    names = RequestOptionFields.model_fields
+    fields = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    more = {name: getattr(parameters, name) for name in names if name not in fields}
+    return make_request_options(**{**more, **fields})
 
 
 def _pipeline_answer(service: Service, work: Work, row: Mapping[str, Any], parameters: PipelineParameters) -> Any:
