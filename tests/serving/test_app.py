@@ -458,9 +458,11 @@ def test_keys_are_required_where_they_are_set(start_server: StartServer, trained
 
 
 def test_foreign_host_names_are_refused_without_keys(start_server: StartServer, trained: Path) -> None:
-    address = start_server({"run": trained}, AppSettings(hosts=("127.0.0.1", "localhost")))
-    assert post(address, "/predict", {"inputs": "a film"}, Host="evil.example").status_code == 403
-    assert post(address, "/predict", {"inputs": "a film"}, Host="localhost:80").status_code == 200
+    address = start_server({"run": trained}, AppSettings(hosts=("127.0.0.1", "localhost", "::1")))
+    for host in ("evil.example", "evil.example:80", "localhost.evil.example", ""):
+        assert post(address, "/predict", {"inputs": "a film"}, Host=host).status_code == 403
+    for host in ("localhost:80", "LOCALHOST", "[::1]", "[::1]:80"):
+        assert post(address, "/predict", {"inputs": "a film"}, Host=host).status_code == 200
 
 
 def test_a_crowd_predicts_the_time_of_an_answer_from_the_rate_of_answers() -> None:

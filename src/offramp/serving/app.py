@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -50,6 +51,7 @@ TURNS = 3  # of the HTTP thread that a request needs: to be read, to be handled,
 CROWD = 8  # open inputs from which on the time between answers shows how many the server can answer
 WHOLE = 0.6  # of the latency target that the predicted time of a request, from its arrival to its answer, may take
 ELAPSED = "offramp.elapsed"  # of an ASGI scope: seconds since a gateway received the request
+PORT = re.compile(r":\d*$")  # at the end of a Host header
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ERRORS = {
     400: "bad input",
@@ -144,7 +146,7 @@ class Server:
         """
         keys, hosts = self.settings.api_keys, self.settings.hosts
         if not keys:
-            host = request.headers.get("host", "").rsplit(":", 1)[0].strip("[]")
+            host = PORT.sub("", request.headers.get("host", "")).strip("[]").lower()
             if hosts and host not in hosts:
                 raise Problem(403, "Forbidden", f"the host name {host!r:.80} is not known", f"call {hosts[0]}")
             return
