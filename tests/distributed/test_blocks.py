@@ -170,6 +170,15 @@ def test_find_files_refuses_what_cannot_be_answered_together(tmp_path: Path) -> 
         find_files(tmp_path / "in.txt")
 
 
+@pytest.mark.parametrize("name", ["_in.jsonl", ".in.jsonl", "in[1].jsonl", "in?.jsonl"])
+def test_a_file_that_is_named_is_found_whatever_its_name(tmp_path: Path, name: str) -> None:
+    place, other = write(tmp_path / name, ROWS), write(tmp_path / "other.jsonl", ROWS)
+    assert [file.path for file in find_files(place)] == [str(place)]
+    assert [file.path for file in find_files([place, other])] == sorted([str(place), str(other)])
+    if name.startswith(("_", ".")):
+        assert [file.path for file in find_files(tmp_path)] == [str(other)], "of a folder such names are left out"
+
+
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 def test_input_schema_refuses_files_with_other_columns(tmp_path: Path, ending: str) -> None:
     write(tmp_path / f"a.{ending}", ROWS)

@@ -123,9 +123,16 @@ def find_files(inputs: str | Path | Sequence[str | Path]) -> list[InputFile]:
 
 
 def _expand(place: str) -> Iterator[InputFile]:
-    """Yield the files of a path, of a folder, or of a pattern; of an address only the last part may be a pattern."""
+    """Yield the files of a path, of a folder, or of a pattern; of an address only the last part may be a pattern.
+
+    Names that begin with an underscore or a dot are left out, unless a path is such a name itself.
+    """
     pa, (system, path) = arrow(), file_system(place)
     scheme = place.split("://")[0] + "://" if "://" in place else ""
+    named = system.get_file_info(path)
+    if named.type == pa.fs.FileType.File:  # also one with brackets in its name
+        yield InputFile(scheme + named.path, named.size, named.mtime_ns or 0, place if scheme else "")
+        return
     if not scheme and glob.has_magic(path):
         infos = system.get_file_info(glob.glob(path, recursive=True))
     elif glob.has_magic(path):
@@ -133,10 +140,8 @@ def _expand(place: str) -> Iterator[InputFile]:
         selected = system.get_file_info(pa.fs.FileSelector(folder, allow_not_found=True))
         infos = [info for info in selected if Path(info.base_name).match(pattern)]
     else:
-        info = system.get_file_info(path)
-        is_folder = info.type == pa.fs.FileType.Directory
-        infos = system.get_file_info(pa.fs.FileSelector(path)) if is_folder else [info]
-        infos = [one for one in infos if not is_folder or one.extension.lower() in FORMATS]
+        infos = system.get_file_info(pa.fs.FileSelector(path, allow_not_found=True))
+        infos = [one for one in infos if one.extension.lower() in FORMATS]
     for info in infos:
         if info.type == pa.fs.FileType.File and not info.base_name.startswith((".", "_")):
             yield InputFile(scheme + info.path, info.size, info.mtime_ns or 0, place if scheme else "")
