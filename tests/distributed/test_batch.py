@@ -126,6 +126,20 @@ def test_a_folder_with_other_files_is_refused(trained: Path, texts: Path, tmp_pa
         distributed.predict(texts, trained, tmp_path / "notes.txt", engine="torch")
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_manifest_is_refused_and_a_damaged_record_does_not_count(tmp_path: Path, content: bytes) -> None:
+    folder = OutputFolder(tmp_path, "jsonl")
+    folder.write_manifest({}, [])
+    for number in range(2):
+        folder.write_shard(number, b"{}\n", {"rows": 1})
+    (tmp_path / "_offramp" / "done" / "part-000001.jsonl.json").write_bytes(content)
+    assert list(folder.records()) == [0]
+    (tmp_path / "_offramp" / "manifest.json").write_bytes(content)
+    with pytest.raises(OfframpError, match="damaged") as raised:
+        folder.read_manifest()
+    assert "--output" in raised.value.fix
+
+
 def test_a_killed_driver_is_continued(ray_node: Any, trained: Path, tmp_path: Path) -> None:
     rows = [{"id": i, "text": row["text"]} for i, row in enumerate(factories.labelled_rows("classification", 600, 8))]
     source, output = factories.write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out"

@@ -85,7 +85,10 @@ class OutputFolder:
         """Return the manifest, or None if there is none yet; refuse a folder that holds something else."""
         pa, path = arrow(), f"{self.root}/{FOLDER}/manifest.json"
         if self.system.get_file_info(path).type == pa.fs.FileType.File:
-            manifest: dict[str, Any] = json.loads(self._read(path))
+            manifest = self._json(path)
+            if not isinstance(manifest, dict) or not {"identity", "blocks"} <= manifest.keys():
+                fix = "name another --output, or remove the folder to begin anew"
+                raise OfframpError(f"to continue the answers in {self.place}", f"a damaged {FOLDER}/manifest.json", fix)
             return manifest
         if self.system.get_file_info(self.root).type == pa.fs.FileType.File:
             raise OfframpError("a folder for the answers", f"{self.place}, which is a file", "name a folder")
@@ -103,12 +106,16 @@ class OutputFolder:
         self._write(f"{self.root}/{FOLDER}/manifest.json", json.dumps(content).encode())
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """Return the records of all output files that are complete and still there, by number of block."""
+        """Return the records of all output files that are complete and still there, by number of block.
+
+        A record that is damaged does not count: its block is answered again.
+        """
         pa = arrow()
         present = self._names(pa.fs.FileSelector(self.root, allow_not_found=True))
         done = pa.fs.FileSelector(f"{self.root}/{FOLDER}/done", allow_not_found=True)
-        found = (json.loads(self._read(f"{done.base_dir}/{name}")) for name in sorted(self._names(done)))
-        return {one["number"]: one for one in found if self.shard(one["number"]) in present}
+        found = (self._json(f"{done.base_dir}/{name}") for name in sorted(self._names(done)))
+        records = (one for one in found if isinstance(one, dict) and "number" in one)
+        return {one["number"]: one for one in records if self.shard(one["number"]) in present}
 
     def write_shard(self, number: int, content: bytes, record: Mapping[str, Any]) -> None:
         """Write the output file of a block and then its record, each in one step."""
@@ -123,6 +130,13 @@ class OutputFolder:
 
     def _names(self, selector: Any) -> set[str]:
         return {info.base_name for info in self.system.get_file_info(selector)}
+
+    def _json(self, path: str) -> Any:
+        """Return the content of a file, None if it is no JSON: a machine that lost power may leave an empty one."""
+        try:
+            return json.loads(self._read(path))
+        except ValueError:
+            return None
 
     def _read(self, path: str) -> bytes:
         with self.system.open_input_stream(path) as stream:
