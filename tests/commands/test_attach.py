@@ -275,6 +275,29 @@ def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path
         offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", labels=labels, exits="1")
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_numbers_for_labels_are_taken_by_attach_and_by_every_command_on_its_run(
+    base: str, tmp_path: Path, ending: str
+) -> None:
+    rows = factories.labelled_rows("classification", 120, seed=9)
+    train = factories.write_jsonl(tmp_path / "train.jsonl", rows)
+    offramp.train(model=base, train=train, out=tmp_path / "full", method="full", epochs=1)
+    numbers = tmp_path / f"numbers.{ending}"
+    if ending == "csv":
+        lines = [f"{row['text']},{int(row['label'] == 'good')}\n" for row in rows]
+        numbers.write_text("text,label\n" + "".join(lines))
+    else:
+        factories.write_jsonl(numbers, [{**row, "label": int(row["label"] == "good")} for row in rows])
+    text, out = texts(tmp_path, "classification"), tmp_path / "run"
+    run = offramp.attach(plain_folder(tmp_path / "full", tmp_path), text, out, labels=numbers, exits="1")
+    full = offramp.evaluate(out, numbers, budget=1.0)["metrics"]
+    assert full["accuracy"] == pytest.approx(run.summary["labelled"]["full"]["accuracy"])
+    assert full == offramp.evaluate(out, train, budget=1.0)["metrics"]
+    assert offramp.calibrate(out, numbers, force=True).metric == "accuracy"
+    with pytest.raises(OfframpError, match="the label"):  # labels of a run that was trained are those of its rows
+        offramp.evaluate(tmp_path / "full", numbers)
+
+
 def test_the_column_of_labels_is_renamed_in_the_labelled_rows_only(trained: Path, tmp_path: Path) -> None:
     labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "sentiment": "superb"}])
     given: Any = {"labels": labels, "columns": {"label": "sentiment"}}  # texts have no such column

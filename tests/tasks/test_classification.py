@@ -156,3 +156,14 @@ def test_numbers_in_rows_fit_labels_that_are_texts_of_numbers() -> None:
     task = ClassificationTask(("0", "1"))
     task.check_rows([{"text": "a", "label": 1}], "rows")
     assert task.metrics([{"text": "a", "label": 1}], [{"label": "1"}])["accuracy"] == 1.0
+
+
+def test_a_number_stands_for_an_output_unless_labels_are_numbers_themselves() -> None:
+    named, stars = ClassificationTask(("NEGATIVE", "POSITIVE")), ClassificationTask(("1", "2", "3"))
+    assert [named.with_known_label({"label": label})["label"] for label in (1, "0", "POSITIVE")] == [
+        "POSITIVE",
+        "NEGATIVE",
+        "POSITIVE",
+    ]
+    assert [stars.with_known_label({"label": label})["label"] for label in (1, "1", 3, 0)] == [1, "1", 3, 0]
+    assert stars.metrics([{"label": 1}], [{"label": "1"}])["accuracy"] == 1.0

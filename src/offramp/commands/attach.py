@@ -36,7 +36,7 @@ from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.batching import run_encoded, score_policy
 from offramp.inference.budget import Budget
-from offramp.inference.finetuned import FineTunedModel, find_model
+from offramp.inference.finetuned import ATTACHED, FineTunedModel, find_model
 from offramp.inference.hub import push_to_hub
 from offramp.inference.model_card import render_attached_card
 from offramp.inference.operating_points import OperatingPoints, pareto_front
@@ -51,7 +51,6 @@ from offramp.training.run_lock import check_output_free, locked_working_folder
 from offramp.utils.command_line import last_two_parts
 from offramp.utils.files import atomic_replace, check_not_input, write_text
 
-METHOD = "attached"
 HELD_OUT = 5  # every fifth text is held out to test the operating points
 HIDDEN = 128  # units of the hidden layer of exit heads, at most a third of the model's
 FEWEST = 60  # texts below which exits cannot be trained and tested
@@ -186,7 +185,7 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     hf, tokenizer = source.load()
     task = source.task.with_tokenizer(tokenizer)
     recipe = {**_recipe(request, rows), "model_fingerprint": operating.weights_fingerprint(source.folder)}
-    method, options = methods.get(METHOD), _options(request, task, hf.config.hidden_size)
+    method, options = methods.get(ATTACHED), _options(request, task, hf.config.hidden_size)
     torch.manual_seed(request.seed)
     network = folders.build_network(hf, task, method, options)
     for parameter in hf.parameters():
@@ -532,7 +531,7 @@ def _recipe(request: AttachRequest, rows: Sequence[Row]) -> dict[str, Any]:
     content.pop("out")
     content["pair"] = list(content["pair"])
     mark = reading.fingerprint(request.text, rows)
-    return {"method": METHOD, "train": content["text"], **content, "text_fingerprint": mark, "offramp": __version__}
+    return {"method": ATTACHED, "train": content["text"], **content, "text_fingerprint": mark, "offramp": __version__}
 
 
 def _publish(

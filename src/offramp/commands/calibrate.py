@@ -52,6 +52,7 @@ from offramp.errors import OfframpError
 from offramp.inference import operating_points as operating
 from offramp.inference import run_folder as folders
 from offramp.inference.budget import parse_latency
+from offramp.inference.finetuned import with_known_labels
 from offramp.inference.model_card import write_model_card
 from offramp.inference.operating_points import AGREEMENT, OperatingPoints, pareto_front
 from offramp.inference.predictor import Predictor, graph_folder
@@ -202,6 +203,7 @@ def calibrate_run(
         return calibrate_disagreement(run, predictor, rows, source, old, place, risk, confidence, force)
     if not force:
         check_enough_to_replace(Path(run), len(rows), source)
+    rows = with_known_labels(predictor.model, rows)
     predictor.task.check_rows(rows, source)
     network, method, rows_fingerprint = predictor.network, predictor.model.method, fingerprint(source, rows)
     recipe = folders.read_recipe(run)

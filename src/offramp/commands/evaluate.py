@@ -10,8 +10,10 @@ from offramp.data.readers import read_rows
 from offramp.evaluation.collect import FULL_DEPTH
 from offramp.evaluation.curves import sweep_points
 from offramp.evaluation.result_cells import Origin, data_and_split, evaluate_setting
+from offramp.inference.finetuned import with_known_labels
 from offramp.inference.predictor import Predictor
 from offramp.inference.run_folder import read_recipe, remembered_columns
+from offramp.tasks import Row
 from offramp.utils.command_line import python_call
 from offramp.utils.files import check_output_file, write_json
 
@@ -129,9 +131,10 @@ def _rows(
     limit: int | None,
     columns: Mapping[str, str] | None,
     command: str,
-) -> tuple[list[dict[str, Any]], Origin]:
+) -> tuple[list[Row], Origin]:
     """Read and check labelled rows; also return where results on them come from."""
     remembered = remembered_columns(predictor.model.folder or run)
-    rows = read_rows(str(data), columns=columns, limit=limit, remembered=remembered)
+    given = read_rows(str(data), columns=columns, limit=limit, remembered=remembered)
+    rows = with_known_labels(predictor.model, given)
     predictor.task.check_rows(rows, str(data))
     return rows, Origin(*data_and_split(str(data)), command, read_recipe(predictor.model.folder or run))

@@ -15,6 +15,7 @@ from offramp.core.columns import ID
 from offramp.data.tokenization import Encoded
 from offramp.errors import OfframpError
 from offramp.evaluation.peers import Logits
+from offramp.inference.finetuned import with_known_labels
 from offramp.inference.predictor import Predictor
 from offramp.nn.batches import Data, build_batch
 from offramp.tasks import Task
@@ -88,6 +89,7 @@ def check_bench_task(model: Predictor) -> None:
 def prepare_bench_data(model: Predictor, rows: Sequence[Row], source: str) -> BenchData:
     """Check and tokenise rows; for a task that is scored by its loss, mask them as `offramp eval` does."""
     check_bench_task(model)
+    rows = with_known_labels(model.model, rows)
     model.task.check_rows(rows, source)
     started = time.perf_counter()
     data = Data(rows, model.prepare(rows, source))

@@ -19,19 +19,21 @@ from offramp import backbones, methods, tasks
 from offramp.errors import OfframpError
 from offramp.inference.hub import FILES, download
 from offramp.inference.run_folder import (
+    LoadedRun,
     check_tokenizer_size,
     load_backbone_and_missing,
     load_tokenizer,
     read_description,
     task_from_description,
 )
-from offramp.tasks import Task
+from offramp.tasks import Row, Task
 from offramp.utils.files import read_json
 from offramp.utils.run_paths import is_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ATTACHED = "attached"  # the method of runs that `attach` writes
 OWN_FILES = {"offramp.json", "offramp.safetensors", "points.json", "search.json", "latency.json"}
 GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForSeq2SeqLM", "MTModel")
 
@@ -90,6 +92,16 @@ def _task_of_run(folder: Path, source: str, own: Task, read: Task, texts: tuple[
     fits = (own.auto_class, own.outputs) == (read.auto_class, read.outputs)
     pair_given = len(texts) > 1 and texts != own.input_columns
     return own if fits and not pair_given else read
+
+
+def with_known_labels(run: LoadedRun, rows: Sequence[Row]) -> list[Row]:
+    """Return labelled rows with the names that a run has for their labels.
+
+    Where exits were attached to a model, numbers may stand for its outputs, as in the labelled rows of `attach`.
+    """
+    if run.method.name != ATTACHED:
+        return list(rows)
+    return [run.network.task.with_known_label(row) for row in rows]
 
 
 def trained_head(source: str) -> str | None:

@@ -78,10 +78,12 @@ class ClassificationTask(_texts.LabelTask):
         return cls(tuple(_texts.model_labels(config)), tuple(texts)) if cls.has_head(config) else None
 
     def with_known_label(self, row: Row) -> Row:
-        """Return a row with the label that a number stands for, where the labels are not numbers."""
+        """Return a row with the label that a number stands for, where no label is a number itself."""
         label = row.get("label")
-        if isinstance(label, int) and label not in self.labels and 0 <= label < len(self.labels):
-            return {**row, "label": self.labels[label]}
+        number = int(label) if isinstance(label, str) and label.isdecimal() else label  # CSV has "1" where JSON has 1
+        numbered = any(isinstance(known, int) for known in self._index)
+        if not numbered and isinstance(number, int) and 0 <= number < len(self.labels):
+            return {**row, "label": self.labels[number]}
         return row
 
     def config(self) -> dict[str, Any]:
