@@ -269,6 +269,29 @@ def test_too_few_or_empty_texts_are_refused(trained: Path, tmp_path: Path) -> No
         offramp.attach(trained, path, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("row", "pair", "message"),
+    [
+        ({"sentence": "a film"}, (), r"(?s)'text'.*columns sentence, id.*--column text=NAME.*--pair"),
+        ({"s1": "a", "s2": "b"}, ("s1", "s3"), r"(?s)'s3'.*columns s1, s2, id.*--pair"),
+    ],
+)
+def test_a_column_that_no_text_has_is_named(
+    trained: Path, tmp_path: Path, row: dict[str, str], pair: tuple[str, ...], message: str
+) -> None:
+    path = factories.write_jsonl(tmp_path / "texts.jsonl", [{**row, "id": number} for number in range(80)])
+    with pytest.raises(OfframpError, match=message):
+        offramp.attach(trained, path, tmp_path / "run", pair=pair)
+
+
+def test_words_may_be_raw_sentences_and_their_missing_column_is_named(
+    every_task: dict[str, Path], tmp_path: Path
+) -> None:
+    path = factories.write_jsonl(tmp_path / "texts.jsonl", [{"words": ["a", "film"]}] * 80)
+    with pytest.raises(OfframpError, match=r"(?s)'tokens'.*columns words.*--column tokens=NAME$"):
+        offramp.attach(every_task["tagging"], path, tmp_path / "run")
+
+
 def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path: Path) -> None:
     labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": "superb"}])
     with pytest.raises(OfframpError, match="superb"):

@@ -266,9 +266,7 @@ def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
     named = {name: column for name, column in request.columns.items() if name != task.target}  # texts have no labels
     rows = reading.read_rows(source, columns=named, limit=limit)
     columns = task.input_columns
-    if request.pair and rows and not all(column in rows[0] for column in columns):
-        columns_found = ", ".join(rows[0])
-        raise OfframpError(f"the columns {' and '.join(columns)}", f"{source} with {columns_found}", "see --pair")
+    _check_columns(task, rows, source)
     if words := task.words:
         rows = [row if words in row else {**row, words: row.get("text")} for row in rows]  # raw: the task splits
     kept: list[Row] = [row for row in rows if all(_filled(row.get(column)) for column in columns)]
@@ -277,6 +275,17 @@ def _read_texts(request: AttachRequest, task: Task, source: str) -> list[Row]:
         raise OfframpError(f"at least {FEWEST} texts to attach exits with", given, "give more texts; 1,000 do well")
     task.check_inputs(kept, source)
     return kept
+
+
+def _check_columns(task: Task, rows: Sequence[Row], source: str) -> None:
+    """Refuse rows none of which has a column that the task reads; those of words may be raw sentences."""
+    for column in task.input_columns:
+        names = {column, "text"} if column == task.words else {column}
+        if not any(names & row.keys() for row in rows):
+            fix = f"name the one to use: --column {column}=NAME"
+            if task.kind == "row":
+                fix += "; of a model that reads pairs name both: --pair NAME,NAME"
+            raise OfframpError(f"the column {column!r} of {source}", f"the columns {', '.join(rows[0])}", fix)
 
 
 def _filled(value: Any) -> bool:
