@@ -292,6 +292,15 @@ def test_words_may_be_raw_sentences_and_their_missing_column_is_named(
         offramp.attach(every_task["tagging"], path, tmp_path / "run")
 
 
+def test_labels_that_share_a_name_are_refused_before_any_work(trained: Path, tmp_path: Path) -> None:
+    plain = plain_folder(trained, tmp_path)
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps({**config, "id2label": {"0": "x", "1": "x"}}))
+    with pytest.raises(OfframpError, match="the label 'x' twice"):
+        offramp.attach(plain, texts(tmp_path, "classification"), tmp_path / "run", exits="1")
+    assert not (tmp_path / "run").exists()
+
+
 def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path: Path) -> None:
     labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": "superb"}])
     with pytest.raises(OfframpError, match="superb"):

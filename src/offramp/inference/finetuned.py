@@ -8,6 +8,7 @@ respected), or from an Offramp run, whose folder plain transformers opens too. L
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ def find_model(source: str, texts: Sequence[str] = ("text",), revision: str | No
         given = f"{source}, which brings its own code (auto_map in config.json)"
         raise OfframpError("a model of a known family", given, "Offramp never runs code from a model's folder")
     _check_weights(folder, source)
+    _check_label_names(config, source)
     own = task_from_description(read_description(folder)) if is_run(folder) else None
     task = task_of_model(config, source, tuple(texts), own)
     backbones.find(config.get("model_type", "unknown"))
@@ -136,6 +138,16 @@ def _check_weights(folder: Path, source: str) -> None:
         fix = "convert them where you trust them: AutoModel….from_pretrained(…).save_pretrained(…) writes safetensors"
         raise OfframpError("weights in safetensors", given, fix)
     raise OfframpError("the weights of a model", f"{source} without model.safetensors", "give the whole folder")
+
+
+def _check_label_names(config: Mapping[str, Any], source: str) -> None:
+    """Refuse a model with one name for two of its outputs: an answer would not tell which is meant."""
+    named = config.get("id2label")
+    counts = Counter(str(name) for name in named.values()) if isinstance(named, Mapping) else Counter[str]()
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        given = f"{source}, whose config.json has the label {twice[0]!r} twice (id2label)"
+        raise OfframpError("a name for each label", given, "correct id2label and label2id there")
 
 
 def task_of_model(
