@@ -301,6 +301,17 @@ def test_labels_that_share_a_name_are_refused_before_any_work(trained: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"seed": -1}, "--seed -1"), ({"seed": "x"}, "--seed x"), ({"exits": 1}, "exits=1"), ({"exits": None}, "None")],
+)
+def test_values_of_the_wrong_kind_are_refused(
+    trained: Path, tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OfframpError, match=message):
+        offramp.attach(trained, texts(tmp_path, "classification"), tmp_path / "run", **given)
+
+
 def test_labels_that_the_model_does_not_know_are_refused(trained: Path, tmp_path: Path) -> None:
     labels = factories.write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": "superb"}])
     with pytest.raises(OfframpError, match="superb"):

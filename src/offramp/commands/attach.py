@@ -48,6 +48,7 @@ from offramp.nn.network import Network
 from offramp.tasks import Row, Task
 from offramp.training.attach import collect_states, fit_exit_heads, is_validation
 from offramp.training.run_lock import check_output_free, locked_working_folder
+from offramp.training.schedule import LARGEST_SEED
 from offramp.utils.command_line import last_two_parts
 from offramp.utils.files import atomic_replace, check_not_input, write_text
 
@@ -144,6 +145,8 @@ def attach(
         force: replace what is in `out`.
         listener: receives the progress as keyword arguments.
     """
+    if not isinstance(exits, str | Sequence):
+        raise OfframpError("layers with an exit", f"exits={exits!r}", 'give "auto", or a list like [0, 2, 4]')
     listed = exits if isinstance(exits, str) else ",".join(str(layer) for layer in exits)
     request = AttachRequest(
         str(model),
@@ -174,6 +177,8 @@ def run_attach(request: AttachRequest, force: bool = False, listener: Listener =
     published = Budget.disagreement(DISAGREEMENT) if default.kind == "latency" else default
     check_output_free(Path(request.out), force)
     check_not_input(request.out, request.text, request.labels, request.held_out, request.model)
+    if not isinstance(request.seed, int) or not 0 <= request.seed <= LARGEST_SEED:
+        raise OfframpError("a seed", f"--seed {request.seed}", f"give 0 to {LARGEST_SEED}")
     if request.pair and len(request.pair) != 2:
         raise OfframpError("two text columns", f"--pair {','.join(request.pair)}", "give two, e.g. text_a,text_b")
     source = find_model(request.model, request.pair or ("text",), request.revision)
