@@ -135,6 +135,14 @@ def test_the_task_is_guessed_from_the_columns(base: str, tmp_path: Path, kind: s
     assert json.loads((run / "offramp.json").read_text())["task"]["name"] == factories.KINDS[kind]
 
 
+def test_scores_in_a_table_are_numbers_to_learn(base: str, tmp_path: Path) -> None:
+    labels = [f"{number / 4:.3f}" for number in range(16)]  # the first is 0.000
+    table = tmp_path / "train.csv"
+    table.write_text("text,label\n" + "".join(f"a film {label},{label}\n" for label in labels))
+    run = offramp.train(model=base, train=table, out=tmp_path / "run", method="full", epochs=1)
+    assert json.loads((run.folder / "offramp.json").read_text())["task"]["name"] == "regression"
+
+
 def test_columns_are_remembered_by_the_run(base: str, tmp_path: Path) -> None:
     rows = [{"sentence": row["text"], "class": row["label"]} for row in factories.labelled_rows(count=24)]
     run = train(tmp_path, Path(base), rows, columns={"text": "sentence", "label": "class"})

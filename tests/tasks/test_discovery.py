@@ -54,6 +54,20 @@ def test_pairs_and_rows_without_labels_are_taken_for_classification() -> None:
     assert tasks.name_for({"sentence": "a"}) == tasks.name_for({"text": "a"}) == "classification"
 
 
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (["5.000", "3.8", "0.2"], "regression"),  # of CSV, where all labels are texts
+        ([5, 3.8], "regression"),
+        (["1.0", "0.0"], "classification"),  # whole numbers
+        (["good", "nan"], "classification"),
+        ([1, 0], "classification"),
+    ],
+)
+def test_a_task_is_guessed_by_the_first_rows(labels: list[Any], name: str) -> None:
+    assert tasks.name_for_rows({"text": "a", "label": label} for label in labels) == name
+
+
 def test_get_lists_the_known_tasks_for_an_unknown_name() -> None:
     for name in ("nosuch", "_loss", "", "os"):
         with pytest.raises(

@@ -152,7 +152,7 @@ def train(
         train: rows: .jsonl, .csv, .tsv or .parquet (also .gz), SQuAD's .json, or the name of a data set on the hub.
         out: where the run folder is written.
         task: classification, multi_label, regression, tagging, question_answering, masked_lm or translation; by
-            default that of `init`, else the one that the columns of the first row belong to.
+            default that of `init`, else the one that the first rows look like, by their columns and labels.
         method: a method by name ("full" is plain fine-tuning); or two in one, "length_adaptive+branchynet". By default
             "auto": the one that did best on rows like these (docs/auto.md); the run folder names it.
         metric: what epochs and operating points are chosen by; of classification "accuracy" (the default), "f1" or
@@ -187,7 +187,7 @@ def train(
     if model is None:
         model = _model_of_run(init)
     if task is None and not recipe:
-        task = _guess_task(str(train), columns or {}, init)
+        task = _guess_task(str(train), columns or {}, init, limit)
     arguments = {"method": method, "task": task, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     arguments["max_length"] = max_length
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
@@ -287,13 +287,13 @@ def _model_of_run(init: str | Path | None) -> str:
     return str(folders.read_description(init)["base_model"])
 
 
-def _guess_task(train: str, columns: Mapping[str, str], init: str | Path | None) -> str:
-    """Return the task of the run to start from, or the one that the columns of the first row belong to."""
+def _guess_task(train: str, columns: Mapping[str, str], init: str | Path | None, limit: int | None) -> str:
+    """Return the task of the run to start from, or the one that the first rows look like."""
     if init is not None and is_run(Path(init)):
         return str(folders.read_description(init)["task"]["name"])
     if not Path(train).is_file():  # standard input can be read once only
         return tasks.FALLBACK
-    return tasks.name_for(next(reading.stream_rows(train, columns=columns)))
+    return tasks.name_for_rows(reading.stream_rows(train, columns=columns, limit=limit))
 
 
 def _new_model(

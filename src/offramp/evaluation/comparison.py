@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from offramp import methods, tasks
-from offramp.data.readers import read_rows
+from offramp.data.readers import read_rows, stream_rows
 from offramp.errors import OfframpError
 from offramp.evaluation.bench import BenchOutput, BenchPlan, SilentWatcher, run_bench
 from offramp.evaluation.collect import ModelResult, collect_results, variant_label
@@ -203,8 +203,8 @@ def _find(folder: Path, rows: int | None) -> DataSet | None:
 
 
 def _task_of_file(file: str) -> str:
-    """Return the task that the first row of a file looks like."""
-    return tasks.name_for(read_rows(file, limit=1)[0])
+    """Return the task that the first rows of a file look like."""
+    return tasks.name_for_rows(stream_rows(file))
 
 
 def parse_duration(text: str) -> float:

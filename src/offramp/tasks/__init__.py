@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from offramp.data.tokenization import Encoded
@@ -31,6 +32,7 @@ Rows = Sequence[Row]
 Reduction = Literal["mean", "rows"]
 WindowPool = Literal["mean", "max"]
 IGNORED_TARGET = -100  # the target of tokens without a label
+LOOKED_AT = 100  # rows by which a task is guessed
 FALLBACK = "classification"  # the task of rows and of models that look like no other
 RENAMED = {"span": "question_answering"}  # former task name → today's; run folders are mapped by inference/format1.py
 
@@ -263,6 +265,12 @@ def names() -> list[str]:
 def name_for(row: Row) -> str:
     """Return the task that a labelled row looks like; classification where it looks like none."""
     return next((task.name for task in _most_particular_first() if task.recognises(row)), FALLBACK)
+
+
+def name_for_rows(rows: Iterable[Row]) -> str:
+    """Return the task that the first labelled rows look like: classification where none of them looks like another."""
+    found = map(name_for, itertools.islice(rows, LOOKED_AT))
+    return next((name for name in found if name != FALLBACK), FALLBACK)
 
 
 def for_model(config: Mapping[str, Any], texts: Sequence[str] = ("text",)) -> Task | None:

@@ -44,8 +44,12 @@ class RegressionTask(_texts.TextTask):
 
     @classmethod
     def recognises(cls, row: Row) -> bool:
-        """Return whether the row's label is a number with a fraction; whole numbers are classes."""
-        return isinstance(row.get(cls.target), float)
+        """Return whether the row's label is a number with a fraction; whole numbers are classes.
+
+        CSV has all numbers as texts, and there "1.0" may be a class: a whole number beside empty fields.
+        """
+        label = row.get(cls.target)
+        return isinstance(label, float) or (isinstance(label, str) and _is_number(label) and float(label) % 1 != 0)
 
     def check_rows(self, rows: Rows, source: str) -> None:
         require_columns(rows, [*self.texts, "label"], source)
