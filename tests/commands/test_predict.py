@@ -197,7 +197,8 @@ def test_columns_of_the_input_are_kept(predictor: Predictor, tmp_path: Path) -> 
     assert list(first)[:3] == ["id", "sentence", "label"] and (first["id"], first["sentence"]) == (7, "a film")
     assert (second["id"], second["line"]) == (8, 2)
     first, second = answered(predictor, source, keep=("all",), **named)
-    assert first["input_label"] == "good" and second["label"] == "bad"
+    assert first["input_label"] == "good" and second["input_label"] == "bad"
+    assert "label" not in second, "an error is no answer"
     assert list(first)[:3] == ["id", "sentence", "input_label"]
     assert answered(predictor, source, keep=("text",), **named)[0]["text"] == "a film", "our name for it"
     with pytest.raises(OfframpError, match="idd"):

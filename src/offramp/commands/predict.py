@@ -146,7 +146,7 @@ def predict_stream(
     if text_only and predictor.task.outputs != 0:  # only tasks whose answers are texts have no fixed outputs
         raise OfframpError(f"plain lines in {output}", f"answers of the task {predictor.task.name!r}", "write .jsonl")
     rows = stream_numbered_rows(source, columns=options.columns, remembered=options.remembered, format=options.format)
-    kept = _KeptColumns(options.keep, "standard input" if source == "-" else source)
+    kept = _KeptColumns(options.keep, "standard input" if source == "-" else source, predictor.task.answer)
     size = predictor.chunk_size(options.batch_size)
     with _opened(output) as file:
         for chunk in _ready_chunks(rows, size, lambda: more_is_ready(source)):
@@ -254,11 +254,14 @@ def _one_line(error: OfframpError) -> str:
 class _KeptColumns:
     """Columns of the input that are written beside its prediction, under their names in the file."""
 
-    def __init__(self, keep: Sequence[str], source: str) -> None:
-        self.names, self.source, self.checked = list(keep), source, False
+    def __init__(self, keep: Sequence[str], source: str, answer: str) -> None:
+        self.names, self.source, self.answer, self.checked = list(keep), source, answer, False
 
     def beside(self, answer: dict[str, Any], row: Row) -> dict[str, Any]:
-        """Return the kept columns of a row followed by its answer."""
+        """Return the kept columns of a row followed by its answer or its error.
+
+        A column called like the task's answer has its other name in every row: beside an error it would look like one.
+        """
         if not self.names:
             return answer
         original = row.original if isinstance(row, RenamedRow) else row
@@ -266,7 +269,8 @@ class _KeptColumns:
         if self.names != [ALL] and not self.checked:
             self._check(found, original)
         names = list(original) if self.names == [ALL] else self.names
-        return {**{f"input_{n}" if n in answer else n: found.get(n) for n in names}, **answer}
+        taken = {*answer, self.answer}
+        return {**{f"input_{n}" if n in taken else n: found.get(n) for n in names}, **answer}
 
     def _check(self, found: Row, original: Row) -> None:
         """Refuse a name that the first row does not have."""
