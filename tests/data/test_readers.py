@@ -194,6 +194,7 @@ def test_stream_rows_reads_no_further_than_needed(tmp_path: Path) -> None:
         ("a.tsv", b"text\tlabel\nx\t1\ny\t2\t3\n", "line 3 has 3 fields"),
         ("a.json", b'{"text": 1}\n{"text": 2}\n', "line 2"),
         ("a.json", b'{"rows": []}', ".jsonl"),
+        ("a.json", b'{"text": 1}\n{"text": 2}\n', "belongs in a .jsonl file"),
         ("a.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "?"}]}]}]}', "context"),
         ("a.xml", b"<a/>", ".parquet"),
         ("noending", b"x", ".parquet"),

@@ -27,6 +27,7 @@ from offramp.errors import OfframpError, missing_package
 Row = dict[str, Any]
 Line = tuple[int, str | OfframpError]  # number from 1, text with its line end, or why it is none
 NumberedRow = tuple[int, Row | OfframpError]  # number of its line from 1 (of its row, where there are no lines)
+LINES = "one object a line belongs in a .jsonl file"
 LONGEST_FIELD = 10_000_000  # characters; Python's own limit of 131,072 is shorter than a long document
 
 
@@ -99,7 +100,10 @@ def _questions(source: str) -> Iterator[Row]:
     text = "".join(_TextLines(source))
     if not text.strip():
         return
-    content = _parse(text, source, 1)
+    try:
+        content = _parse(text, source, 1)
+    except OfframpError as error:
+        raise OfframpError(error.asked, error.given, f"{error.fix}; {LINES}") from error
     if isinstance(content, list) and all(isinstance(row, dict) for row in content):
         yield from content
         return
@@ -116,7 +120,7 @@ def _questions(source: str) -> Iterator[Row]:
         raise OfframpError(
             f"read {source} as SQuAD JSON",
             f"something else at {place}: {type(error).__name__}, {error}",
-            "expected data → paragraphs → context, qas → question, answers; one object a line belongs in a .jsonl file",
+            f"expected data → paragraphs → context, qas → question, answers; {LINES}",
         ) from error
 
 
