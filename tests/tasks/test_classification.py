@@ -52,6 +52,7 @@ def test_labels_are_sorted_and_keep_their_type(labels: Any, expected: Any) -> No
         ((0, True), "row 2 has True (bool)"),
         ((0.5, 1.5), "--task regression"),
         ((["a"], ["b"]), "row 1: the label ['a'] is a list"),
+        ((["a"], ["b"]), "--task multi_label --column labels=label"),
         ((1, 1), "one label only: 1"),
         ((), "no label"),
         ((0, None), "row 2, where 'label' is null"),

@@ -194,6 +194,8 @@ def _labels_of(rows: Rows, source: str) -> tuple[Label, ...]:
     for kind, (number, label) in first.items():
         if not issubclass(kind, Label):
             fix = "labels are whole numbers or strings; for scores on a scale use --task regression"
+            if isinstance(label, list | tuple):
+                fix = "for any number of labels a row use --task multi_label --column labels=label"
             raise _texts.row_error(source, number, f"the label {label!r} is a {kind.__name__}", fix)
     labels = {row["label"] for row in rows}
     if len(labels) < 2:
