@@ -63,7 +63,9 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         engines.make("openvino", backbones.encoder(factories.hf_model("bert")))
 
 
-@pytest.mark.parametrize(("how", "word"), [({"precision": "fp8"}, "int8"), ({"threads": 0}, "1 or more")])
+@pytest.mark.parametrize(
+    ("how", "word"), [({"precision": "fp8"}, "int8"), ({"threads": 0}, "1 or more"), ({"threads": "2"}, "threads='2'")]
+)
 def test_bad_settings_name_the_good_ones(how: dict[str, object], word: str) -> None:
     with pytest.raises(OfframpError, match=word):
         EngineOptions(**how)  # type: ignore[arg-type]

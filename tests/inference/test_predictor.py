@@ -114,6 +114,16 @@ def test_predict_refuses_what_is_no_list_of_texts(trained: Path, bad: Any) -> No
         offramp.load(trained).predict(bad)
 
 
+def test_predict_refuses_a_table_whose_columns_would_be_taken_for_texts(trained: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": ["a film"], "id": [7]})
+    with pytest.raises(OfframpError, match="DataFrame"):
+        offramp.load(trained).predict(table)
+    assert len(offramp.load(trained).predict(table["text"])) == len(
+        offramp.load(trained).predict(table.to_dict("records"))
+    )
+
+
 @pytest.mark.parametrize("bad", [["a film"], [("one",)], [("one", "two", "three")], [("one", "")], [{"text_a": "one"}]])
 def test_predict_refuses_what_is_no_list_of_pairs(every_task: dict[str, Path], bad: Any) -> None:
     with pytest.raises(OfframpError, match="text_b"):

@@ -34,8 +34,8 @@ class EngineOptions:
         if self.precision not in get_args(Precision):
             known = ", ".join(get_args(Precision))
             raise OfframpError("a precision", repr(self.precision), f"use one of: {known}")
-        if self.threads is not None and self.threads < 1:
-            raise OfframpError("a number of threads", f"threads={self.threads}", "use 1 or more, or leave it out")
+        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
+            raise OfframpError("a number of threads", f"threads={self.threads!r}", "use 1 or more, or leave it out")
 
 
 def names() -> list[str]:

@@ -241,6 +241,9 @@ class Predictor:
         """
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             raise OfframpError("a list of inputs", f"a single one: {texts!r:.60}", "put it in a list: predict([…])")
+        if type(texts).__name__ == "DataFrame":  # of any library; pandas would give the names of its columns as texts
+            given, fix = "a table (DataFrame)", "give one of its columns, or its rows as a list of dicts"
+            raise OfframpError("a list of inputs", given, fix)
         rows = [self._row(text) for text in texts]
         settings = self.settings(budget, None, max_loss, risk, latency, max_disagreement)
         self.task.check_inputs(rows, "the input")
