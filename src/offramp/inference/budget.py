@@ -45,9 +45,9 @@ class Budget:
 
     @classmethod
     def loss(cls, loss: float) -> Budget:
-        """Allow the metric to lose this much against the full model, e.g. 0.01."""
-        fits = 0.0 <= _value(loss) < math.inf
-        return cls("loss", _number("loss", loss, fits, "what the metric may lose", "give 0 or more, e.g. 0.01"))
+        """Allow the metric to lose this share of its best value against the full model, e.g. 0.01: one point."""
+        what, fix = "what the metric may lose", "give 0 or more, below 1: 0.01 is one point"
+        return cls("loss", _number("loss", loss, 0.0 <= _value(loss) < 1.0, what, fix))
 
     @classmethod
     def disagreement(cls, disagreement: float) -> Budget:
