@@ -40,7 +40,7 @@ def command(
     cache: Cache = None,  # used by its callback
     force: Annotated[bool, typer.Option("--force", help="replace the run that is in --out")] = False,
 ) -> None:
-    """Make a model that is already fine-tuned adaptive: exits that learn its own answers, in one pass, no labels."""
+    """Give a fine-tuned model exits that learn its own answers, in one pass over texts without labels."""
     check_model(model)
     check_source(text)
     for source in (labels, held_out):

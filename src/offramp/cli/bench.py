@@ -20,7 +20,9 @@ def command(
     batch_sizes: Annotated[str, typer.Option(help="batch sizes")] = "1,8,32",
     budgets: Annotated[
         str,
-        typer.Option(help="budgets of the run: shares, 0.5, default, max-loss=0.01, max-disagreement=0.01, risk=0.01"),
+        typer.Option(
+            help="budgets of the run: 0.5, default, max-loss=0.01, max-disagreement=0.01, risk=0.01, latency=5ms"
+        ),
     ] = "1.0,0.5,0.3",
     engines: Annotated[str, typer.Option(help="engines of Offramp: auto, native, openvino, torch")] = "auto",
     against: Annotated[
