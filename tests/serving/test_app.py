@@ -57,6 +57,8 @@ def test_health_info_status_and_metadata(address: str) -> None:
     assert httpx.get(address + "/v2").json()["extensions"] == ["binary_tensor_data"]
     assert httpx.get(address + "/v2/health/live").status_code == 200
     assert httpx.get(address + "/v2/health/ready").status_code == 200
+    for path in ("/health", "/v2/health/live", "/v2/health/ready"):  # some probes send HEAD
+        assert httpx.head(address + path).status_code == 200
     assert httpx.get(address + "/v2/models/pairs").json()["inputs"][1]["name"] == "text_b"
     assert httpx.get(address + "/v2/models/pairs/ready").status_code == 200
     assert httpx.get(address + "/v2/models/none/ready").status_code == 404

@@ -516,6 +516,7 @@ def _add_reading_routes(app: FastAPI, server: Server) -> None:
     async def show_page() -> Response:
         return HTMLResponse(page, headers=_page_headers())
 
+    @app.head("/health", include_in_schema=False)  # probes like `wget --spider`
     @app.get("/health", tags=["Offramp"], responses={503: {"description": ERRORS[503]}})
     async def health() -> Response:
         """Whether requests are taken."""
@@ -559,11 +560,13 @@ def _add_open_inference_routes(app: FastAPI, server: Server) -> None:
     refused: Responses = {401: {"description": ERRORS[401]}, 404: {"description": ERRORS[404]}}
     unready: Responses = {503: {"description": ERRORS[503]}}
 
+    @app.head("/v2/health/live", include_in_schema=False)  # probes like `wget --spider`
     @app.get("/v2/health/live", tags=tag)
     async def live() -> Response:
         """Whether the process runs."""
         return json_response({"live": True})
 
+    @app.head("/v2/health/ready", include_in_schema=False)  # probes like `wget --spider`
     @app.get("/v2/health/ready", tags=tag, responses=unready)
     async def ready() -> Response:
         """Whether requests are taken."""
