@@ -33,6 +33,7 @@ def test_attach_prints_the_split_and_the_points(call: Call, trained: Path, monke
     write_rows("texts.jsonl", [{"text": row["text"]} for row in factories.labelled_rows("classification", 200)])
     result = call("attach", trained, "--text", "texts.jsonl", "--out", "run", "--exits", "1,2", "--rows", 150)
     assert result.code == 0 and all(part in result.err for part in ("120 texts", "30 are held out"))
+    assert "exits after layer 1, layer 2: " in result.out
     assert "disagree" in result.out and Path("run/offramp.json").is_file()
     assert json.loads(Path("run/points.json").read_text())["data"]["rows"] == 30
 

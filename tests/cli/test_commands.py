@@ -110,6 +110,8 @@ def test_predict_writes_to_standard_output_and_reads_standard_input(
     assert from_file.code == 0 and "rows answered: 2" in from_file.err
     answers = [json.loads(line) for line in from_file.out.splitlines()]
     assert [answer["exit_layer"] for answer in answers] == [3, 3]
+    none = call("predict", trained, "--input", "in.jsonl")
+    assert none.code == 1 and none.out.count('"error"') == 2 and "bad rows, answered with an error: 2" in none.err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a good film\nbad\n")))
     from_pipe = call("predict", trained, "--input", "-", "--budget", "1.0")
     assert (from_pipe.code, from_pipe.out) == (0, from_file.out)

@@ -143,6 +143,12 @@ def test_paths_are_not_looked_up_on_the_hub(fake: FakeHub, tmp_path: Path, monke
     assert fake.calls == [] and hub.is_hub_name("user/name") and not hub.is_hub_name("runs/mistyped")
 
 
+def test_a_path_may_begin_with_the_home_folder(fake: FakeHub, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(own.parent))
+    assert offramp.load(f"~/{own.name}").predict(["a good film"])[0]["label"]
+    assert fake.calls == []
+
+
 def test_a_revision_of_a_folder_is_refused(fake: FakeHub, own: Path) -> None:
     with pytest.raises(OfframpError, match="v2"):
         offramp.load(own, revision="v2")

@@ -78,6 +78,8 @@ def command(
 ) -> None:
     """Write a prediction for every row, in order, one JSON object a line; a bad row gets its error.
 
+    The exit code is 1 if no row could be answered.
+
     With --cluster the rows of many files get columns with their predictions; the same command continues after a kill.
     """
     check_run(run)
@@ -148,6 +150,8 @@ def command(
     if done.bad_rows:
         print_note(f"bad rows, answered with an error: {done.bad_rows}; the first: {done.first_error}")
     print_note(f"rows answered: {done.rows}, with {done.mac_share:.3f} of the full compute{_truncated(done)}")
+    if done.bad_rows and not done.rows:
+        raise typer.Exit(1)
 
 
 def _truncated(done: PredictSummary | BatchSummary) -> str:

@@ -25,7 +25,8 @@ OF_THIS_MACHINE = {"latency.json", "search.json"}  # times of this machine, stat
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
-    """Return the folder of a run: the one that is named, or the downloaded one of a name on the hub."""
+    """Return the folder of a run: the one that is named, where `~` is home, or one that is downloaded from the hub."""
+    source = Path(source).expanduser() if str(source).startswith("~") else source
     if revision is not None and Path(source).exists():
         given = f"revision {revision!r} for the folder {source}"
         raise OfframpError("a revision of a run", given, "leave it out, or give a name on the hub")

@@ -113,16 +113,18 @@ class DepthCounts:
     @property
     def alive(self) -> list[float]:
         """The share of rows that are alive after each layer, from the embeddings to the last, which is 0."""
-        if not self._alive:
+        known = self._alive
+        if not known:
             left = self.counts.cumsum() / max(float(self.counts.sum()), 1e-12)
-            self._alive = np.maximum(0.0, 1.0 - left).tolist()
-        return self._alive
+            known = self._alive = np.maximum(0.0, 1.0 - left).tolist()
+        return known  # another thread may observe meanwhile, so nothing is read twice
 
     def remaining(self, layer: int) -> float:
         """Return how many further layers a row that is alive after `layer` is expected to go through."""
-        if layer not in self._remaining:
-            self._remaining[layer] = self._count_remaining(layer)
-        return self._remaining[layer]
+        known = self._remaining.get(layer)
+        if known is None:
+            known = self._remaining[layer] = self._count_remaining(layer)
+        return known
 
     def _count_remaining(self, layer: int) -> float:
         if layer >= self.depth:

@@ -111,7 +111,9 @@ def print_attached(run: AttachedRun) -> None:
     """Print what was attached and what each disagreement costs."""
     summary = run.summary
     console = Console()
-    console.print(f"exits after layers {', '.join(map(str, summary['exits']))}: {summary['why']}")
+    layers = [*summary["exits"]]
+    places = [*(["the embeddings"] if 0 in layers else []), *(f"layer {layer}" for layer in layers if layer)]
+    console.print(f"exits after {', '.join(places)}: {summary['why']}")
     console.print(f"what each disagreement with the full model costs, on {summary['held_out']} held-out texts:")
     console.print(disagreements_table(run.points.disagreements))
     if "labelled" in summary:
