@@ -92,7 +92,7 @@ PANELS = (
         "alberta, own backbone",
         ((1.0, 0.6),),
         tuple(
-            Curve(label, f"{folder}/alberta/own-backbone/gated-alberta6x256-s42", "")
+            Curve(label, f"{folder}/alberta/own-backbone-no-dropout/gated-alberta6x256-s42", "")
             for label, folder in (("AG's News", "agnews"), ("SST-2", "sst2"), ("CoNLL-2003", "conll2003"))
         ),
     ),
