@@ -70,7 +70,7 @@ def test_parse_refuses_wrong_types_and_values_and_names_them(name: str, value: A
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("budget", 0.0), ("budget", 1.0001), ("max_loss", 1.0), ("risk", 0.0), ("risk", 1.0), ("latency", 0.0)],
+    [("budget", 0.0), ("budget", 1.0001), ("max_loss", 1.5), ("risk", 0.0), ("risk", 1.0), ("latency", 0.0)],
 )
 def test_parse_refuses_values_at_the_border(name: str, value: float) -> None:
     with pytest.raises(OfframpError, match=f"{name}="):

@@ -46,8 +46,8 @@ class Budget:
     @classmethod
     def loss(cls, loss: float) -> Budget:
         """Allow the metric to lose this share of its best value against the full model, e.g. 0.01: one point."""
-        what, fix = "what the metric may lose", "give 0 or more, below 1: 0.01 is one point"
-        return cls("loss", _number("loss", loss, 0.0 <= _value(loss) < 1.0, what, fix))
+        what, fix = "what the metric may lose", "give 0 to 1: 0.01 is one point"
+        return cls("loss", _number("loss", loss, 0.0 <= _value(loss) <= 1.0, what, fix))
 
     @classmethod
     def disagreement(cls, disagreement: float) -> Budget:
