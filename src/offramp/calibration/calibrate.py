@@ -267,13 +267,13 @@ def explore_settings(context: CalibrationContext, recording: ExitRecording) -> l
     tried = monotone_scores(
         tried, higher, keeps_at_least(space.name) if isinstance(space, LengthSpace) else costs_at_least
     )
-    enough, searched = len(context.data.rows) >= FEW_ROWS, False
-    if enough and isinstance(space, ThresholdSpace) and space.per_layer:
-        tried, searched = tried + _search_layers(context, space, tried, full_point), True
-    if enough and has_searchable_thresholds(method):
-        searched = True
-        if tried:
-            tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
+    enough, searches_exits = len(context.data.rows) >= FEW_ROWS, has_searchable_thresholds(method)
+    layered = space if isinstance(space, ThresholdSpace) and space.per_layer else None
+    if enough and layered is not None:
+        tried += _search_layers(context, layered, tried, full_point)
+    if enough and searches_exits and tried:
+        tried += cross_fitted_gains(context, recording, tried, search_exit_settings, point_evaluator)
+    searched = enough and (searches_exits or layered is not None)  # whether or not anything was found
     return [*bound_losses(tried, context.loss_confidence, searched, context.searched_among), full_point]
 
 
